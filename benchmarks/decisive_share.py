@@ -22,7 +22,7 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / 
 
 from benchmarks.pairs import publish  # noqa: E402
 from treetune.lab.analyzers.figures import Bootstrap, NumberWithInterval, correlation, mean_of  # noqa: E402
-from treetune.lab.arena.diluted import by_luck, diluted  # noqa: E402
+from treetune.lab.arena.diluted import by_luck, dilute  # noqa: E402
 from treetune.lab.arena.exact import exact_variance  # noqa: E402
 from treetune.lab.arena.gain import markdown_table  # noqa: E402
 from treetune.lab.arena.languages import (  # noqa: E402
@@ -124,15 +124,15 @@ def lengthen_answers() -> list[Family]:
         choices = make_language()
         for routine, settings in ROUTINES.items():
             lengths = [times * choices.length for times in TIMES_AS_LONG]
-            languages = [diluted(choices, steps, **settings) for steps in lengths]
+            languages = [dilute(choices, steps, **settings) for steps in lengths]
             families.append(make_family(f"{decisive}; {routine}", decisive, languages))
     return families
 
 
 def replace_decisive_steps() -> list[Family]:
     """Returns families of answers of equal length, in which routine steps take the place of decisive ones."""
-    majorities = [diluted(majority(number), STEPS) for number in ODD_CHOICES]
-    all_choices = [diluted(every_choice(number), STEPS) for number in CHOICES]
+    majorities = [dilute(majority(number), STEPS) for number in ODD_CHOICES]
+    all_choices = [dilute(every_choice(number), STEPS) for number in CHOICES]
     by_environment = [by_luck(STEPS, number, EFFECT) for number in CHOICES]
     return [
         make_family("majority of the decisive choices", "majority", majorities),

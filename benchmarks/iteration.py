@@ -149,7 +149,7 @@ def start_trl(setting: Setting, session: Session, steps: int) -> Child:
     for step in range(steps):
         problems = draw_problems(session.train_problems, config.problems_per_iteration, config.seed, step)
         for problem in problems:
-            rows.append({"prompt": session.model.codec.framed(problem), "gold": problem.gold})
+            rows.append({"prompt": session.model.codec.whole_prompt(problem), "gold": problem.gold})
     folder = session.directory.path
     rows_file = folder / "trl-rows.json"
     rows_file.write_text(json.dumps(rows))

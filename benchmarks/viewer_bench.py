@@ -360,10 +360,10 @@ def make_answers(folder: Path, iterations: int, different: int, tokens: int) -> 
 
     rows = []
     for iteration in range(iterations):
-        iteration_folder = directory.iteration(iteration)
+        iteration_folder = directory.iteration_folder(iteration)
         for kind, schema in schemas.items():
             if iteration >= different:
-                original = directory.iteration(iteration % different) / f"{kind}.arrow"
+                original = directory.iteration_folder(iteration % different) / f"{kind}.arrow"
                 iteration_folder.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(original, iteration_folder / f"{kind}.arrow")
                 continue
@@ -438,7 +438,7 @@ def write_run(folder: Path, name: str, seed: int, method: int, iterations: int) 
             row |= dict(zip(names, values_of_iteration, strict=True))
             file.write(json.dumps(seal_record(row)) + "\n")
     for iterations_before in range(0, iterations + 1, iterations // 4):
-        evaluation = directory.evaluation(iterations_before, "test")
+        evaluation = directory.evaluation_folder(iterations_before, "test")
         evaluation.mkdir(parents=True)
         write_record(evaluation / SUMMARY, {"pass_at_1": float(generator.random()), "n_problems": 500})
 

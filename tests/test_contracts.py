@@ -21,7 +21,7 @@ from treetune.config.build import build, check_root
 from treetune.config.registrable import Registrable
 from treetune.contracts import Feature, Finding, Need, Part
 from treetune.exceptions import ConfigError, Incomplete
-from treetune.findings import UNKNOWN, findings, missing_requirements
+from treetune.findings import UNKNOWN, collect_findings, missing_requirements
 from treetune.main import main
 from treetune.runtime.base import Runtime
 from treetune.tables.settings import Table
@@ -119,7 +119,7 @@ class House(Part):
 
 
 def messages_of_findings(root: House) -> list[str]:
-    return [f"{'.'.join(key)}: {finding.what}" for key, finding in findings(root)]
+    return [f"{'.'.join(key)}: {finding.what}" for key, finding in collect_findings(root)]
 
 
 def test_a_need_is_met_by_what_stands_beside_the_part_or_beside_what_holds_it() -> None:
@@ -204,12 +204,12 @@ def test_a_part_with_a_method_that_is_no_longer_called_is_refused_by_name(
     former: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        Inhabitant, "_parts", Inhabitant.registered()
+        Inhabitant, "_parts", Inhabitant.parts_by_name()
     )  # what is registered here is gone afterwards
     part = type("Hamster", (Inhabitant,), {former: lambda self, experiment: ["it sleeps by day"]})
     with pytest.raises(TypeError, match=f"has `{former}`, which is no longer called: yield .*Finding"):
         Inhabitant.register("hamster")(part)
-    assert "hamster" not in Inhabitant.registered()
+    assert "hamster" not in Inhabitant.parts_by_name()
     # A key of that name is a part's own affair.
     Inhabitant.register("parrot")(type("Parrot", (Inhabitant,), {former: ("it talks",)}))
 

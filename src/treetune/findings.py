@@ -1,7 +1,7 @@
 """Collects the findings of a configuration's parts: mistakes, missing requirements and warnings.
 
-`findings` visits all parts of a configuration in order, calls the `check` of each, and compares the features
-that parts need with the features that other parts give.
+`collect_findings` visits all parts of a configuration in order, calls the `check` of each, and compares the
+features that parts need with the features that other parts give.
 
 A part's need is met by a part in one of its own fields, in another field of the object that holds it, or in a
 field of an object further out. So `evaluation.rollout` serves only the evaluation, and the experiment's
@@ -87,7 +87,7 @@ def _fields_of(part: Any) -> list[tuple[str, Any]]:
     return [(field.name, getattr(part, field.name)) for field in fields(part) if field.init]
 
 
-def findings(root: Any, known_wrong: bool = False) -> list[tuple[KeyPath, Finding]]:
+def collect_findings(root: Any, known_wrong: bool = False) -> list[tuple[KeyPath, Finding]]:
     """Returns all findings of a configuration's parts, each with the key to change.
 
     Args:

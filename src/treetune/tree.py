@@ -27,7 +27,7 @@ from treetune.vocabulary import (
     Segment,
     TokenIds,
     Trajectory,
-    joined,
+    concatenate,
     sees,
     token_array,
 )
@@ -85,7 +85,7 @@ class Tree:
     """A number for each (branch, origin) of a segment. It keeps equal token ids of different kinds apart in
     `_prefixes`."""
 
-    def take(self, trajectory: Trajectory) -> None:
+    def add_answer(self, trajectory: Trajectory) -> None:
         """Adds an answer, one node for each of its segments.
 
         An answer that branched off from an answer of the tree shares the nodes before their fork.
@@ -132,12 +132,12 @@ class Tree:
         return [self.path(end) for end in self._ends]
 
     @property
-    def forked(self) -> bool:
+    def has_forks(self) -> bool:
         """True if any answer branched off from another one. The two then share tokens that were sampled
         once."""
         return any(leaf.fork is not None for leaf in self.leaves)
 
-    def keeping(self, leaves: Sequence[int]) -> Tree:
+    def select_leaves(self, leaves: Sequence[int]) -> Tree:
         """Returns the tree with only the leaves of these indices.
 
         All nodes stay, so that the numbers of nodes keep their meaning. The prefix tree is dropped, since its
@@ -218,7 +218,7 @@ class Tree:
                 segment = self.nodes[node].segment
                 mark = self._marks.setdefault((segment.branch, segment.origin), len(self._marks))
                 keys.append(segment.token_ids.astype(np.int64) + (mark << 32))
-            self._prefixes.add(joined(keys) if keys else token_array(()).astype(np.int64))
+            self._prefixes.add(concatenate(keys) if keys else token_array(()).astype(np.int64))
         return self._prefixes
 
 
@@ -227,7 +227,7 @@ def trees_of(trajectories: Iterable[Trajectory]) -> list[Tree]:
     trees: dict[str, Tree] = {}
     for answer in trajectories:
         tree = trees.setdefault(answer.problem.id, Tree(answer.problem, answer.prompt_ids))
-        tree.take(answer)
+        tree.add_answer(answer)
     return list(trees.values())
 
 
@@ -278,7 +278,7 @@ def training_rows(
             if sees(branch, earlier_branch):
                 context.append(earlier_ids)
         context_length = sum(map(len, context))
-        row = joined([*context, token_ids])
+        row = concatenate([*context, token_ids])
         trained_positions = context_length + np.flatnonzero(trained_mask)
         yield row, trained_positions - 1
 
@@ -290,7 +290,7 @@ class Sharing:
     A stretch reaches from one branching to the next. It is one node of the tree, or several nodes one after
     the other: an answer of several turns has a node for each turn and each observation. A stretch has the
     number of its first node. Only `lengths` has the stretches that none of the tree's answers goes through:
-    the answers through them could not be graded, and `Tree.keeping` has dropped these answers.
+    the answers through them could not be graded, and `Tree.select_leaves` has dropped these answers.
 
     Example: of the tree of the drawing above, in which each stretch is one node::
 
@@ -298,8 +298,8 @@ class Sharing:
             paths=[[0, 1], [0, 2], [3]],
             lengths=[40, 12, 9, 55],
             children={ROOT: [0, 3], 0: [1, 2]},
-            below={0: [0, 1], 1: [0], 2: [1], 3: [2]},
-            reach={0: 1.0, 1: 0.5, 2: 0.5, 3: 1.0},
+            leaves_below={0: [0, 1], 1: [0], 2: [1], 3: [2]},
+            reach_weights={0: 1.0, 1: 0.5, 2: 0.5, 3: 1.0},
         )
     """
 
@@ -309,9 +309,9 @@ class Sharing:
     """The number of tokens of each stretch."""
     children: dict[int, list[int]]
     """The stretches that follow each stretch, and those that follow the prompt (`ROOT`)."""
-    below: dict[int, list[int]]
+    leaves_below: dict[int, list[int]]
     """The indices of the answers through each stretch, in rising order."""
-    reach: dict[int, float]
+    reach_weights: dict[int, float]
     """The weight of each stretch: the product of 1 / (number of branches) over the branchings before it. All
     branches of a branching together then count as much as a single answer. The branching at the prompt is
     left out, since its branches are independent answers.
@@ -346,13 +346,13 @@ class Sharing:
             parent_node = tree.nodes[stretch].parent
             parents[stretch] = ROOT if parent_node == ROOT else stretch_of_node[parent_node]
             children.setdefault(parents[stretch], []).append(stretch)
-        # `reach` has the weight of each stretch. The branches after a stretch share its weight equally. The
-        # branches at the prompt don't share a weight, since they are independent answers.
-        reach: dict[int, float] = {}
+        # The branches after a stretch share its weight equally. The branches at the prompt don't share a
+        # weight, since they are independent answers.
+        reach_weights: dict[int, float] = {}
         for stretch in sorted(leaves_below):  # a parent's number is smaller than those of its children
             parent = parents[stretch]
-            reach[stretch] = 1.0 if parent == ROOT else reach[parent] / len(children[parent])
-        return Sharing(paths, lengths, children, leaves_below, reach)
+            reach_weights[stretch] = 1.0 if parent == ROOT else reach_weights[parent] / len(children[parent])
+        return Sharing(paths, lengths, children, leaves_below, reach_weights)
 
     def stretch_at(self, leaf: int, token_index: int) -> int:
         """Returns the stretch that has the answer's token at `token_index`.
@@ -367,25 +367,28 @@ class Sharing:
                 return stretch
         raise AssertionError(f"answer {leaf} has no token at index {token_index}")
 
-    def trained_once(self, leaf: int, episode: Episode, scales: Sequence[float] | None = None) -> Episode:
+    def train_tokens_once(
+        self, leaf: int, episode: Episode, scales: Sequence[float] | None = None
+    ) -> Episode:
         """Returns the answer's row, without training the tokens that an earlier answer's row trains already.
 
         Args:
             leaf: The index of the answer.
             episode: The answer's row, with advantages.
             scales: A factor on the advantages of each stretch of the answer. If it is left out, the factors
-                are the weights `reach`.
+                are `reach_weights`.
         """
         import numpy as np
 
         assert episode.advantages is not None
         path = self.paths[leaf]
         if scales is None:
-            scales = [self.reach[stretch] for stretch in path]
-        # A stretch is a part of the tree without a branching, and `below` has the answers through it. A
-        # shared stretch is trained with the first answer through it. The stretches that an earlier answer
+            scales = [self.reach_weights[stretch] for stretch in path]
+        # A stretch is a part of the tree without a branching, and `leaves_below` has the answers through it.
+        # A shared stretch is trained with the first answer through it. The stretches that an earlier answer
         # goes through come before all others of the path, so their tokens are the first ones of the row.
-        shared_tokens = sum(self.lengths[stretch] for stretch in path if self.below[stretch][0] != leaf)
+        shared_stretches = [stretch for stretch in path if self.leaves_below[stretch][0] != leaf]
+        shared_tokens = sum(self.lengths[stretch] for stretch in shared_stretches)
         trained = episode.trained.copy()
         trained[:shared_tokens] = False
         lengths = [self.lengths[stretch] for stretch in path]

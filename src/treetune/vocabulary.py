@@ -58,7 +58,7 @@ def token_array(token_ids: Sequence[int] | TokenIds) -> TokenIds:
     return np.asarray(token_ids, np.int32)
 
 
-def joined(parts: Sequence[TokenIds]) -> TokenIds:
+def concatenate(parts: Sequence[TokenIds]) -> TokenIds:
     """Concatenates the arrays. Does not copy a single array."""
     import numpy as np
 
@@ -158,7 +158,7 @@ class TextCodec:
 
     Example: a model with ChatML frames ``2 + 3?`` as::
 
-        codec.framed("2 + 3?")  == "<|im_start|>user\\n2 + 3?<|im_end|>\\n<|im_start|>assistant\\n"
+        codec.whole_prompt("2 + 3?")  == "<|im_start|>user\\n2 + 3?<|im_end|>\\n<|im_start|>assistant\\n"
         codec.end_ids           == (151645, 151643)    # <|im_end|>, <|endoftext|>
     """
 
@@ -191,7 +191,7 @@ class TextCodec:
         if self.eos_id not in self.end_ids:
             object.__setattr__(self, "end_ids", (self.eos_id, *self.end_ids))
 
-    def framed(self, problem: str | Problem) -> str:
+    def whole_prompt(self, problem: str | Problem) -> str:
         """Returns the text of the whole prompt, up to the beginning of the answer.
 
         Raises:
@@ -489,7 +489,7 @@ class Trajectory(Columnar):
 
     @cached_property
     def response_ids(self) -> TokenIds:
-        return joined([segment.token_ids for segment in self.segments])
+        return concatenate([segment.token_ids for segment in self.segments])
 
     @property
     def score(self) -> float:

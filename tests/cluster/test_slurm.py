@@ -90,7 +90,7 @@ def test_a_controller_that_was_busy_is_asked_again(commands: Commands) -> None:
     jobs.alive()
     assert len(commands.calls("sbatch")) == 3
     commands.answers("squeue", {"out": "17_0|RUNNING|None\n17_1|PENDING|Priority"})
-    assert jobs.alive() == {0, 1} and jobs.running() == {0}
+    assert jobs.alive() == {0, 1} and jobs.running_shards() == {0}
     assert len(commands.calls("sbatch")) == 3
 
 
@@ -129,7 +129,7 @@ def test_a_job_that_was_accepted_after_the_queue_was_read_is_alive_and_not_submi
     commands.answers("sacct", {"out": "18_0|RUNNING\n18_1|COMPLETED\n18_[2-3]|PENDING"})
     jobs = commands.jobs()
     jobs.start([0, 1, 2, 3])
-    assert jobs.alive() == {0, 2, 3} and jobs.running() == {0}
+    assert jobs.alive() == {0, 2, 3} and jobs.running_shards() == {0}
     commands.answers("squeue", {"out": "18_2|RUNNING|None"})
     assert jobs.alive() == {2}
     assert len(commands.calls("sbatch")) == 1
@@ -175,7 +175,7 @@ def test_the_number_of_a_job_is_read_from_whatever_a_site_prints(printed: str, n
 def test_banners_are_ignored_and_pending_tasks_are_counted(commands: Commands) -> None:
     commands.answers("squeue", {"out": "Maintenance on 3_4\nCLUSTER: east\n17_[2-3,5%2]|PENDING|Resources"})
     jobs = commands.jobs("--clusters=east")
-    assert jobs.alive() == {2, 3, 5} and jobs.running() == set()
+    assert jobs.alive() == {2, 3, 5} and jobs.running_shards() == set()
     assert "--clusters=east" in commands.calls("squeue")[0]
 
 

@@ -188,6 +188,25 @@ def test_each_item_of_a_tuple_has_the_keys_of_its_own_class() -> None:
     assert keys_at(Portrait, portrait, ("parts", "2")) == {}
 
 
+def test_a_key_takes_a_part_or_a_list_of_parts_whichever_its_type_names_first() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Collage:
+        first: Shape | tuple[Shape, ...]
+        second: tuple[Shape, ...] | Shape
+
+    collage: Any = Collage
+    square = {"type": "square"}
+    key = ("collage",)
+    assert build(collage, {"first": square, "second": [square]}, key=key) == Collage(
+        first=Square(), second=(Square(),)
+    )
+    assert build(collage, {"first": [square], "second": square}, key=key) == Collage(
+        first=(Square(),), second=Square()
+    )
+    with pytest.raises(ConfigError, match="first: should be a list"):
+        build(collage, {"first": 3, "second": square}, key=key)
+
+
 @pytest.mark.parametrize(
     ("word", "other_word", "edits"),
     [("", "ab", 2), ("gpro", "grpo", 1), ("gpro", "gspo", 2), ("rlo", "rloo", 1), ("ca", "abc", 3)],

@@ -22,7 +22,7 @@ from typing_extensions import override
 from tests.support.shipped import experiment_of, issues_of
 from treetune.contracts import Feature, Finding, Forks, OneLine, Turns
 from treetune.domains.environments.games import GuessNumber
-from treetune.findings import findings
+from treetune.findings import collect_findings
 from treetune.rollouts.single_turn import SingleTurn
 
 sys.path.append(str(Path(__file__).parents[2] / "examples/own_parts"))  # which a line imports from
@@ -142,7 +142,7 @@ def test_an_environment_is_asked_once_what_it_needs_whether_the_task_or_the_roll
         changed = replace(experiment, task=task, rollout=rollout)
         assert changed.missing_for_grades() == ["the game's dictionary isn't installed"]
         assert game.asked == [1]
-        findings(changed)
+        collect_findings(changed)
         assert game.asked == [1, 1]
 
 

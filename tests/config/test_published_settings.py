@@ -85,7 +85,7 @@ def values_at(value: Any, key: list[str]) -> Iterator[Any]:
         for item in value:
             yield from values_at(item, names_below)
     elif name == "type":
-        yield next(registered for registered, part in value.registered().items() if part is type(value))
+        yield next(registered for registered, part in value.parts_by_name().items() if part is type(value))
     elif name.isdecimal():
         yield from values_at(value[int(name)], names_below)
     else:

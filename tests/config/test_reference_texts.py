@@ -16,7 +16,7 @@ def test_a_key_without_a_value_is_null_as_in_jsonnet_and_not_none() -> None:
     for entries in find_describable_entries().values():
         for entry in entries:
             for key in entry.keys:
-                if (entry.place, key.name) in ABOUT_PYTHON:
+                if (entry.qualified_name, key.name) in ABOUT_PYTHON:
                     continue
                 if re.search(r"\bNone\b", key.meaning):
                     speaking_of_none.append(f"{entry.title}: {key.name}: {key.meaning}")

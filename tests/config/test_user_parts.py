@@ -52,7 +52,7 @@ def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     folder.mkdir()
     monkeypatch.chdir(folder)
     Path("experiment.jsonnet").write_text(EXPERIMENT)
-    monkeypatch.setattr(Shape, "_parts", Shape.registered())
+    monkeypatch.setattr(Shape, "_parts", Shape.parts_by_name())
     monkeypatch.setattr(folders, "_OWN_FOLDERS", folders.OwnFolders())
     modules_before, finders_before = set(sys.modules), list(sys.meta_path)
     yield folder

@@ -153,6 +153,6 @@ def test_a_system_message_of_null_is_none_in_the_prompt_too() -> None:
     for system in ("~", "null", "'~'"):
         text = f"model:\n  chat:\n    system: {system}\n"
         chat = build(ModelSource, model | load_yaml(text)["model"]).chat
-        prompts[system] = codec_of(bpe_tokenizer(), chat=chat).framed("2 + 2?")
+        prompts[system] = codec_of(bpe_tokenizer(), chat=chat).whole_prompt("2 + 2?")
     assert "system" not in prompts["~"] and prompts["null"] == prompts["~"]
     assert "<|im_start|>system\n~<|im_end|>" in prompts["'~'"]

@@ -72,7 +72,7 @@ LEARN_FROM_OTHERS = (ControlVariate, Filtered)
 
 LITERATURE = {
     part
-    for part in [*Credit.registered().values(), *ValueEstimator.registered().values()]
+    for part in [*Credit.parts_by_name().values(), *ValueEstimator.parts_by_name().values()]
     if part.__module__.startswith("treetune.credit.literature")
 }
 """The parts that `test_published_methods` compares with the exact gradient."""
@@ -139,13 +139,13 @@ def test_the_bias_of_each_other_estimator_is_as_stated(
 def test_every_rule_for_states_is_compared_with_the_exact_gradient() -> None:
     """`test_turns_and_threads` tests the states of threads and turns."""
     tested = {type(part.states) for part, *_ in UNBIASED} | {ThreadStates, TurnStates}
-    assert set(StateRule.registered().values()) == tested
+    assert set(StateRule.parts_by_name().values()) == tested
 
 
 def test_every_estimator_is_declared_unbiased_or_has_its_bias_stated() -> None:
     tested = {type(part.values) for part, *_ in BIASED} | {type(values) for values in [*ALONE, *OVER_ANOTHER]}
     tested.add(Decided)  # values states of tasks that know what decides, which this language does not
-    assert set(ValueEstimator.registered().values()) - LITERATURE <= tested
+    assert set(ValueEstimator.parts_by_name().values()) - LITERATURE <= tested
 
 
 SMALL: dict[type, dict[str, Any]] = {Sequential: {"error": 0.2, "most": 2}}
@@ -159,7 +159,7 @@ def instantiate(over: Sequence[ValueEstimator]) -> Iterator[ValueEstimator]:
         over: The estimators under those that stand on another one. If it is empty, those are yielded that
             stand on none.
     """
-    for part in ValueEstimator.registered().values():
+    for part in ValueEstimator.parts_by_name().values():
         fields_by_name = {field.name: field for field in fields(part)}
         if ("over" in fields_by_name) != bool(over):
             continue
@@ -205,7 +205,7 @@ class SomeStatesUngraded(StepBoundaries):
         result = []
         for beginning, estimate in zip(beginnings, estimates, strict=True):
             if mdp.decode(beginning.token_ids) in self.unknown:
-                result.append(replace(estimate, rewards=(), earned=(None,) * len(estimate.rewards)))
+                result.append(replace(estimate, rewards=(), all_rewards=(None,) * len(estimate.rewards)))
             else:
                 result.append(estimate)
         return result
@@ -285,7 +285,7 @@ def test_every_credit_with_advantages_is_compared_with_the_exact_gradient() -> N
     # a fork, and "resets" trees: see `tests/threads/test_shapley.py` and `literature/test_resets.py`.
     elsewhere = ("none", "tree", "distillation", "thread_shapley", "resets")
     # Other tests register credits, too: only those of the package count.
-    package_credits = {name: part for name, part in Credit.registered().items() if is_of_package(part)}
+    package_credits = {name: part for name, part in Credit.parts_by_name().items() if is_of_package(part)}
     registered = {part for name, part in package_credits.items() if name not in elsewhere}
     assert registered - LITERATURE <= tested
 

@@ -36,7 +36,7 @@ from treetune.trainer.batches import sequences_of_rank
 from treetune.trainer.ranks import Ranks
 from treetune.trainer.tokens import EpisodesOfCritic, Sequences, units_of
 from treetune.tree import trees_of
-from treetune.vocabulary import Episode, Problem, joined
+from treetune.vocabulary import Episode, Problem, concatenate
 
 TEMPLATE = "{prompt}b{gold};"
 
@@ -124,7 +124,7 @@ def test_values_are_those_before_the_same_tokens_after_the_critics_prompt() -> N
     expected = []
     for row in rows:
         prompt_ids = row.prompt_ids if row.critic_prompt_ids is None else row.critic_prompt_ids
-        ids_T = torch.from_numpy(joined([prompt_ids, row.response_ids]).astype(np.int64))
+        ids_T = torch.from_numpy(concatenate([prompt_ids, row.response_ids]).astype(np.int64))
         positions = len(prompt_ids) - 1 + np.flatnonzero(row.trained)
         with torch.no_grad():
             expected += critic(ModelInputs(ids_T[None], torch.from_numpy(positions))).tolist()

@@ -99,11 +99,11 @@ def test_the_value_of_a_branch_minus_that_of_its_siblings_is_unbiased(branching:
 
 def test_every_registered_branching_is_compared_with_the_exact_gradient() -> None:
     unbiased = {type(branching) for branching in (TWO_WAYS, TWICE, WIDE)}
-    declared_unbiased = {part for part in Branching.registered().values() if part.unbiased}
+    declared_unbiased = {part for part in Branching.parts_by_name().values() if part.unbiased}
     assert declared_unbiased == unbiased
     # Resets are tested in `test_resets`, and random states in `test_turn_trees`.
     biased = {LeastSure, LastStates, RandomStates, ResetsOfWrongAnswers}
-    assert set(Branching.registered().values()) == unbiased | biased
+    assert set(Branching.parts_by_name().values()) == unbiased | biased
 
 
 def test_without_branches_tree_credit_is_rloo() -> None:
@@ -204,7 +204,9 @@ def make_tree() -> Tree:
         segments = tuple(segment_by_node[node] for node in nodes)
         length = sum(len(segment.token_ids) for segment in segments)
         grade = Grade(reward, "ok")
-        grown.take(Trajectory(problem, sample, (1,), segments, "stop", name, grade, (length,), fork=fork))
+        grown.add_answer(
+            Trajectory(problem, sample, (1,), segments, "stop", name, grade, (length,), fork=fork)
+        )
     return grown
 
 

@@ -288,8 +288,8 @@ def test_continuations_that_nobody_could_judge_do_not_count_in_a_value(grow_tree
     context = replace(context, task=Letters(environment=UnavailableEveryThird()))
     plan = ContinuationPlan(FixedBudget(9), context.settings.sampling)
     (estimate,) = TurnStates().estimate(context, [beginning], plan)
-    assert (len(estimate.rewards), len(estimate.earned), estimate.earned.count(None)) == (6, 9, 3)
-    assert estimate.rewards == tuple(reward for reward in estimate.earned if reward is not None)
+    assert (len(estimate.rewards), len(estimate.all_rewards), estimate.all_rewards.count(None)) == (6, 9, 3)
+    assert estimate.rewards == tuple(reward for reward in estimate.all_rewards if reward is not None)
 
 
 @pytest.mark.parametrize("credit", [Group(), Group(std=False), Rloo()], ids=str)

@@ -30,7 +30,7 @@ from treetune.domains.domain_rows import (
 )
 from treetune.domains.mixture import Difficulty, Domain, Mixture
 from treetune.domains.routed_rows import RoutedRows, export_rows
-from treetune.findings import findings
+from treetune.findings import collect_findings
 from treetune.main import main
 from treetune.tasks.arithmetic import AdditionChain
 from treetune.tasks.base import Task
@@ -89,7 +89,7 @@ def test_the_longest_route_that_fits_grades(rows_file: Path) -> None:
 def warnings_about_stop(experiment: Any) -> list[tuple[str, ...]]:
     """Returns the keys of the warnings about stop strings that end no answer."""
     keys = []
-    for key, finding in findings(experiment):
+    for key, finding in collect_findings(experiment):
         if finding.level == "warning" and "ends no answer" in finding.what:
             keys.append(key)
     return keys

@@ -51,7 +51,7 @@ from treetune.rollouts.storage import read_trajectories, write_trajectories
 from treetune.tasks.base import Task
 from treetune.tasks.graders.base import Grader, Isolation
 from treetune.tasks.graders.final_answer import FinalAnswer
-from treetune.vocabulary import Grade, Problem, Trajectory, joined
+from treetune.vocabulary import Grade, Problem, Trajectory, concatenate
 
 Sampled = Callable[..., list[Trajectory]]
 
@@ -95,13 +95,13 @@ def test_each_sampled_token_is_trained_once_with_its_logprob_and_no_injected_one
         before = [answer.prompt_ids]
         for segment in answer.segments:
             if segment.origin == "sampled":
-                prompts.append(plain(joined(before)))
+                prompts.append(plain(concatenate(before)))
             else:
                 assert segment.logprobs is None and decode(segment.token_ids) in "+-"
             before.append(segment.token_ids)
         row = make_episode(turns.lent(Letters(), engine, environments), answer)
         of_engine = [segment.logprobs for segment in answer.segments if segment.origin == "sampled"]
-        assert plain(row.behaviour_logprobs[row.trained]) == plain(joined(of_engine))
+        assert plain(row.behaviour_logprobs[row.trained]) == plain(concatenate(of_engine))
         assert decode(row.response_ids[row.trained]) == answer.text.replace("+", "").replace("-", "")
     assert sorted(prompts) == sorted(plain(request.prompt_ids) for request in engine.asked)
 

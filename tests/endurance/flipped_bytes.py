@@ -152,7 +152,7 @@ def run_forked(read: Callable[[], str]) -> tuple[str, str]:
 def comparable(text: str, folder: Path) -> str:
     """Removes the folder's name, marks and times from a reader's output."""
     text = text.rpartition("\0")[2].replace(str(folder), "FOLDER")
-    text = re.sub(r'data-mark="[^"]*"|tokens-[\w-]+', "", text)
+    text = re.sub(r'data-fingerprint="[^"]*"|tokens-[\w-]+', "", text)
     return re.sub(r"\d+(\.\d+)? ?(s|ms|min|h)\b|\d\d:\d\d(:\d\d)?|\d{9,}(\.\d+)?|\d{4}-\d\d-\d\d", "T", text)
 
 

@@ -89,7 +89,7 @@ def try_answers(options: argparse.Namespace) -> list[str]:
             problem = Problem(id=f"hostile/{number}", prompt="?", gold=gold_of_grader or gold)
             pairs.append((form.format(response), problem))
         workers, most, start = set[int](), 0, time.monotonic()
-        grader = Grader.registered()[name]()
+        grader = Grader.parts_by_name()[name]()
         with GraderPool(grader, workers=options.workers, deadline=options.seconds or 10.0) as pool:
             futures = [pool.submit(*pair) for pair in pairs]
             for number, future in enumerate(futures):

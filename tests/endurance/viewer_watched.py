@@ -201,7 +201,7 @@ def records(experiment: Experiment) -> dict[tuple[str, str, int], float]:
         numbers["legend", "pass@1 on validation, y", after] = summary["pass_at_1"]
         numbers["top", "pass@1", after] = summary["pass_at_1"]
     for iteration in range(ITERATIONS):
-        folder = directory.iteration(iteration)
+        folder = directory.iteration_folder(iteration)
         for trajectory in read_trajectories(folder / "trajectories.arrow"):
             assert trajectory.grade.is_known
             numbers["answers", f"{trajectory.id}, score", iteration + 1] = trajectory.grade.reward

@@ -111,7 +111,7 @@ def test_a_run_goes_through_with_all_of_its_parts(tmp_path: Path) -> None:
             evaluation=Evaluation(sets=(EvaluationSet(split="test", samples=2),)),
         )
     )
-    assert directory.resumable() == 2
-    answers = (directory.evaluation(2, "test") / "answers.jsonl").read_text().splitlines()
+    assert directory.newest_resumable() == 2
+    answers = (directory.evaluation_folder(2, "test") / "answers.jsonl").read_text().splitlines()
     assert len(answers) == 2 * TASK.test_size, "evaluation asks nobody a second time"
     assert "my_package.rank" in json.loads((directory.path / "manifest.json").read_text())["own_modules"]

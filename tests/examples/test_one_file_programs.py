@@ -129,7 +129,7 @@ def train_composed(name: str, folder: Path, *overrides: str) -> Path:
     """Trains the composed method for two iterations, and returns the folder of its weights."""
     config, plain = experiment(name, SMALL % {"directory": folder}, *overrides)
     run_iteration_loop(config, plain)
-    return ExperimentDirectory(folder / "composed").checkpoint(2) / "policy"
+    return ExperimentDirectory(folder / "composed").checkpoint_folder(2) / "policy"
 
 
 @pytest.fixture(scope="module")

@@ -133,13 +133,15 @@ def test_if_wandering_comes_first_only_the_lines_after_it_count() -> None:
         assert wandered[:-1:2] == answer_lines[0][0] * 3
         assert task.teacher_value(problem, "") == plain.teacher_value(plain_problem, "")
         assert task.teacher_value(problem, wandered) == plain.teacher_value(plain_problem, "")
-        assert task.decision(problem, wandered[:1]) is None and task.decided(problem, wandered) is None
+        assert task.decision(problem, wandered[:1]) is None and task.decided_reward(problem, wandered) is None
         for length in range(3):
             beginning = "".join(answer_lines[:length])
             assert task.teacher_value(problem, wandered + beginning) == plain.teacher_value(
                 plain_problem, beginning
             )
-            assert task.decided(problem, wandered + beginning) == plain.decided(plain_problem, beginning)
+            assert task.decided_reward(problem, wandered + beginning) == plain.decided_reward(
+                plain_problem, beginning
+            )
         assert task.decision(problem, wandered + answer_lines[0] + answer_lines[1][0]) == problem.gold[1]
         response = "".join([wandered, *answer_lines])
         assert task.grader.grade(response, problem) == plain.grader.grade(
@@ -167,10 +169,10 @@ def test_if_answers_have_to_be_whole_a_shortened_answer_earns_nothing() -> None:
         response = f"{problem.prompt.splitlines()[1][0]}{problem.gold}\nA1A1A1A1\n"
         assert len(response) == len(task.demonstration(problem, 1))
         assert task.grader.grade(response, problem).correct
-        assert task.decided(problem, response) == 1.0
+        assert task.decided_reward(problem, response) == 1.0
         first = response[:3]
-        assert lenient.grader.grade(first, problem).correct and lenient.decided(problem, first) == 1.0
-        assert not task.grader.grade(first, problem).correct and task.decided(problem, first) is None
+        assert lenient.grader.grade(first, problem).correct and lenient.decided_reward(problem, first) == 1.0
+        assert not task.grader.grade(first, problem).correct and task.decided_reward(problem, first) is None
         assert not task.grader.grade(response + "A1", problem).correct
 
 

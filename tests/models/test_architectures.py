@@ -225,11 +225,11 @@ def test_a_gap_beyond_rounding_is_wrong_also_where_the_model_is_sensitive(
 ) -> None:
     cell = check_lora(make("gemma4_text"))
     assert cell.kind == "right", cell
-    merged = Lora.merged
+    merged = Lora.merged_weights
 
     def without_a_layer(lora: Lora, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         name = next(name for name in weights if ".lora_B." in name)
         return merged(lora, {**weights, name: 0 * weights[name]})
 
-    monkeypatch.setattr(Lora, "merged", without_a_layer)
+    monkeypatch.setattr(Lora, "merged_weights", without_a_layer)
     assert check_lora(make("gemma4_text")).kind == "WRONG"

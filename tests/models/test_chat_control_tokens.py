@@ -121,7 +121,7 @@ def test_control_tokens_in_the_text_of_a_problem_stay_text(text: str, special: b
     tokenizer = tokenizer_with(CHATML, special=special)
     codec = codec_of(tokenizer, chat=Chat())
     framed = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
-    assert codec.framed(text) == framed
+    assert codec.whole_prompt(text) == framed
     harmless = plain(codec.encode_prompt("ok"))
     messages = (Message("user", text),)
     for question in (text, problem(text), Problem("a", "", "", messages=messages)):

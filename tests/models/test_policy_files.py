@@ -346,7 +346,7 @@ def logprobs(model: torch.nn.Module) -> torch.Tensor:
 def test_merged_weights_compute_what_the_adapters_compute(lora: Lora, tied: bool) -> None:
     model = model_with_trained_adapters(lora, tied=tied)
     before = {name: weight.clone() for name, weight in model.named_parameters()}
-    merged = lora.merged(dict(model.named_parameters()))
+    merged = lora.merged_weights(dict(model.named_parameters()))
     plain = tiny_model(seed=9, tied=tied)
     assert set(merged) == set(dict(plain.named_parameters()))
     plain.load_state_dict(merged, strict=not tied)

@@ -216,7 +216,7 @@ def test_a_raw_prompt_has_nothing_around_it_and_begins_once(begins: bool) -> Non
 
 def test_an_answer_is_encoded_behind_the_prompt_of_its_problem() -> None:
     codec = codec_of(bpe_tokenizer(), chat=CHAT)
-    ids_together = codec.encode(codec.framed(CONVERSATION) + "It is 46.")
+    ids_together = codec.encode(codec.whole_prompt(CONVERSATION) + "It is 46.")
     answer = codec.encode_answer(CONVERSATION, "It is 46.")
     assert plain(codec.encode_prompt(CONVERSATION)) + plain(answer) == ids_together
 

@@ -164,7 +164,7 @@ def test_adapters_on_experts_are_refused_and_those_on_layers_are_merged(kind: st
     names = set(saved_weights(model))
     lora = Lora(target_modules=("q_proj", "o_proj"))
     lora.apply(model, 0)
-    assert set(lora.merged(saved_weights(model))) == names
+    assert set(lora.merged_weights(saved_weights(model))) == names
 
 
 @pytest.mark.parametrize(("kind", "tied"), [("llama", set()), ("qwen2", {"lm_head.weight"})])
@@ -184,6 +184,6 @@ def test_weights_that_transformers_does_not_save_may_be_missing_or_not(
     ignored = "model.norm.weight"
     monkeypatch.setattr(architecture.skeleton, "_keys_to_ignore_on_save", [ignored])
     names = set(saved_weights(model))
-    assert ignored in architecture.tied
+    assert ignored in architecture.unsaved_names
     for passed in (names, names - {ignored}):
         architecture.refuse_other_weights(passed, "a test")

@@ -38,7 +38,7 @@ from treetune.credit.grpo import Group
 from treetune.credit.no_credit import NoCredit
 from treetune.credit.teacher_prompts import PrivilegedPrompt
 from treetune.credit.teacher_prompts import with_teacher_prompts as add_teacher_prompts
-from treetune.findings import findings
+from treetune.findings import collect_findings
 from treetune.models import logprobs as models_logprobs
 from treetune.models.lora import Lora
 from treetune.models.sources import TinyModel
@@ -446,7 +446,7 @@ def test_rows_get_the_prompts_of_their_privileged_texts() -> None:
 
 
 def errors(experiment: Any) -> list[str]:
-    return [finding.what for _, finding in findings(experiment) if finding.level == "error"]
+    return [finding.what for _, finding in collect_findings(experiment) if finding.level == "error"]
 
 
 @pytest.mark.parametrize("preset", ["methods/opsd", "methods/sdpo"])

@@ -31,7 +31,7 @@ from treetune.credit.gae import Gae
 from treetune.credit.literature.weighted_by import WeightedBy
 from treetune.credit.reinforce import Outcome
 from treetune.credit.rloo import Rloo
-from treetune.findings import findings
+from treetune.findings import collect_findings
 from treetune.objectives.base import TokenBatch
 from treetune.objectives.value_implicit import ValueImplicit, discounted_sums
 
@@ -145,7 +145,7 @@ class OwnMeans(GroupCredit):
 
 
 def errors(experiment) -> list[str]:
-    return [finding.what for _, finding in findings(experiment) if finding.level == "error"]
+    return [finding.what for _, finding in collect_findings(experiment) if finding.level == "error"]
 
 
 def test_check_accepts_the_preset_and_refuses_settings_that_change_the_scale_of_rewards() -> None:

@@ -39,7 +39,7 @@ def started(tmp_path: Path, name: str = "start/checkpoints/last/policy") -> Poli
     write_checkpoint(tmp_path / "start", 1, seed=1)
     config = replace(small(tmp_path), model=PretrainedModel(name_or_path=str(tmp_path / name)))
     begin(config)
-    work = directory_of(config).iteration(0)
+    work = directory_of(config).iteration_folder(0)
     work.mkdir(parents=True)
     (work / "episodes.arrow").write_bytes(b"")
     return config

@@ -67,7 +67,7 @@ def history(*changes: dict[str, float]) -> list[dict[str, Any]]:
 
 
 def counting(chosen: Diagnostics, rows: Sequence[MetricsRow], watched: WatchedRun = SAMPLED) -> set[Sign]:
-    return {sign for sign, one in diagnose(chosen, watched, rows).items() if one.counts}
+    return {sign for sign, one in diagnose(chosen, watched, rows).items() if one.is_confirmed}
 
 
 SHOWN: dict[Sign, dict[str, float]] = {
@@ -89,7 +89,7 @@ NOT_SHOWN: dict[Sign, dict[str, float]] = {
 def test_a_healthy_run_shows_none_and_all_were_looked_for() -> None:
     found = diagnose(Diagnostics(), SAMPLED, history())
     assert set(found) == set(SIGNS)
-    assert all(one.since is None and not one.counts for one in found.values())
+    assert all(one.since is None and not one.is_confirmed for one in found.values())
 
 
 @pytest.mark.parametrize("sign", SHOWN)
@@ -101,7 +101,7 @@ def test_a_sign_counts_once_it_was_seen_often_enough_in_a_row(sign: Sign) -> Non
     assert counting(chosen, history(shown, shown, not_shown, shown)) == set()
     assert counting(chosen, history(shown, shown, shown, not_shown)) == set()
     found = diagnose(chosen, SAMPLED, history(not_shown, shown, shown))[sign]
-    assert (found.since, found.counts) == (11, False)
+    assert (found.since, found.is_confirmed) == (11, False)
     assert counting(Diagnostics(patience=1), history(not_shown)) == set()
     assert counting(Diagnostics(patience=1), history(shown)) == {sign}
 
@@ -178,7 +178,7 @@ def test_before_its_window_or_beginning_is_over_it_is_too_early_for_a_sign() -> 
         found = diagnose(
             Diagnostics(window=5, beginning=2, **changes), SAMPLED, [healthy(i) for i in range(n)]
         )
-        return {sign for sign, one in found.items() if one.early}
+        return {sign for sign, one in found.items() if one.is_too_early}
 
     assert early(2) == {"entropy_low", "answers_short", "gradient_noise"}
     assert early(2, entropy_share=None) == {"answers_short", "gradient_noise"}, "a floor needs no beginning"
@@ -285,8 +285,8 @@ def test_a_stopped_run_keeps_and_names_the_last_good_checkpoint(tmp_path: Path) 
     message = stopped(config)
     directory = directory_of(config)
     assert directory.checkpoints() == [2, 4, 5], "the last good one, and the two newest"
-    assert not (directory.checkpoint(2) / "trainer").exists(), "its weights alone"
-    assert f"The last checkpoint from before is {directory.checkpoint(2) / 'policy'}" in message
+    assert not (directory.checkpoint_folder(2) / "trainer").exists(), "its weights alone"
+    assert f"The last checkpoint from before is {directory.checkpoint_folder(2) / 'policy'}" in message
     assert "stopped after iteration 5 of 7" in message
     assert "entropy_low since iteration 4: entropy in nats per token is below 1 (0.5)" in message
     assert column(directory, "diagnostics/entropy_low") == [0, 0, 0, 0, 1]
@@ -311,7 +311,7 @@ def test_the_same_command_stays_stopped_and_another_configuration_goes_on(
     assert directory.checkpoints() == [2, 4, 5], "tidying up keeps the good weights too"
 
     train(config_of(tmp_path, replace(STOP, on_collapse="warn")))
-    assert directory.resumable() == len(ENTROPIES)
+    assert directory.newest_resumable() == len(ENTROPIES)
     assert column(directory, "diagnostics/entropy_low") == [0, 0, 0, 0, 1, 0, 0]
     assert [line.split(":")[0] for line in said_of_entropy(again)] == [
         "warning",
@@ -341,7 +341,7 @@ def test_a_run_killed_on_its_way_to_the_stop_ends_as_if_nothing_had_happened(
         with pytest.raises(KeyboardInterrupt):
             train(config)
     directory = directory_of(config)
-    assert directory.resumable() == (5 if struck == "before the stop" else 4)
+    assert directory.newest_resumable() == (5 if struck == "before the stop" else 4)
     sampled = sampled_requests(config)
     assert stopped(config) == message.replace("undisturbed", "killed")
     assert sampled_requests(config) == sampled, "episodes that are there are not sampled again"
@@ -355,7 +355,7 @@ def test_a_stop_between_checkpoints_writes_one_to_go_on_from(tmp_path: Path) -> 
     assert "checkpoints/0002/policy" in stopped(config)
     directory = directory_of(config)
     assert directory.checkpoints() == [2, 4, 5]
-    assert directory.resumable() == 5
+    assert directory.newest_resumable() == 5
 
 
 @pytest.mark.usefixtures("entropies")
@@ -377,7 +377,7 @@ def test_a_sign_that_counts_in_the_last_iteration_stops_nothing(tmp_path: Path) 
     directory = train(config_of(tmp_path, iterations=5))
     assert column(directory, "diagnostics/entropy_low")[-1] == 1
     assert column(directory, "diagnostics/stop")[-1] == 0
-    assert directory.resumable() == 5
+    assert directory.newest_resumable() == 5
 
 
 def test_the_command_line_ends_with_one_message_and_exit_code_1(
@@ -392,9 +392,9 @@ def test_the_command_line_ends_with_one_message_and_exit_code_1(
     write_json(directory.path / "config.json", plain)
     for i in range(2):
         row = {"iteration": i, "train/entropy": 1.0, "episodes/unfinished": 1.0}
-        write_json(directory.iteration(i) / "metrics.json", row)
-    write_json(directory.checkpoint(2) / "trainer" / "state", {})
-    write_json(directory.checkpoint(2) / "state.json", {})
+        write_json(directory.iteration_folder(i) / "metrics.json", row)
+    write_json(directory.checkpoint_folder(2) / "trainer" / "state", {})
+    write_json(directory.checkpoint_folder(2) / "state.json", {})
     patient = "{diagnostics+: {patience: 2}}"
     assert command_line.main([*words, "--override", patient, "run_iteration_loop"]) == 1
     told = capsys.readouterr().err

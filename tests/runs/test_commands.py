@@ -43,10 +43,10 @@ PLAIN = {"type": "policy_iteration", "trainer": {"seed": 1}}
 def test_episodes_sampled_ahead_are_those_that_the_run_would_sample(tmp_path: Path) -> None:
     """From the weights of the newest checkpoint, as the engine samples from the model here."""
     alone, ahead = (small(tmp_path / name, InProcessSettings(), iterations=3) for name in ("alone", "ahead"))
-    episodes = train(alone).iteration(2) / "episodes.arrow"
+    episodes = train(alone).iteration_folder(2) / "episodes.arrow"
     train(small(tmp_path / "ahead", InProcessSettings()))
     commands.only_generate_episodes(ahead, PLAIN)
-    sampled = directory_of(ahead).iteration(2) / "episodes.arrow"
+    sampled = directory_of(ahead).iteration_folder(2) / "episodes.arrow"
     assert sampled.read_bytes() == episodes.read_bytes()
     assert directory_of(ahead).checkpoints() == [1, 2], "nothing is trained"
     written = sampled.stat().st_mtime_ns
@@ -60,10 +60,10 @@ def test_clean_up_checkpoints_deletes_what_the_configuration_does_not_keep(
 ) -> None:
     directory = train(small(tmp_path, iterations=4))
     assert directory.checkpoints() == [1, 2, 3, 4]
-    assert directory.resumables() == [3, 4], "the older one is for when the newest is damaged"
+    assert directory.resumable_checkpoints() == [3, 4], "the older one is for when the newest is damaged"
     commands.clean_up_checkpoints(small(tmp_path, checkpoints=Checkpoints(), iterations=4), {})
     assert "deleted 2 checkpoints, kept [3, 4]" in capsys.readouterr().out
-    assert directory.checkpoints() == directory.resumables() == [3, 4]
+    assert directory.checkpoints() == directory.resumable_checkpoints() == [3, 4]
 
 
 def test_a_finished_run_is_known_and_not_held_against_a_smaller_machine(
@@ -116,7 +116,7 @@ def test_stored_weights_are_scored_once_for_all_ranks_as_the_model_scores(
 ) -> None:
     """Every rank has a server, and the servers of both sampled one answer alike."""
     config = trained(small(tmp_path))
-    policy = directory_of(config).checkpoint(2) / "policy"
+    policy = directory_of(config).checkpoint_folder(2) / "policy"
     samples = [((3, 4, 5), (6, 7)), ((4,), (5, 6, 8)), ((3, 4, 5), (9,))]
     own = [samples[:2], samples[1:]]
     scored: list[Any] = []

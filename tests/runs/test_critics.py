@@ -28,7 +28,7 @@ from treetune.runtime.analysis import read_result
 from treetune.runtime.commands import only_generate_episodes
 from treetune.runtime.session import Session
 from treetune.trainer.tokens import EpisodesOfCritic
-from treetune.vocabulary import joined
+from treetune.vocabulary import concatenate
 
 PLAIN = {"type": "policy_iteration", "trainer": {"seed": 1}}
 ALONE = MonteCarlo(values=CriticEstimator())
@@ -42,7 +42,7 @@ def test_values_are_those_of_the_critic_before_the_iteration_that_trains_it(tmp_
             critic = critic_at(session, iteration)
             for episode in episodes_of(config, iteration):
                 states = [
-                    joined([episode.prompt_ids, episode.response_ids[:start]])
+                    concatenate([episode.prompt_ids, episode.response_ids[:start]])
                     for start in (0, *episode.step_ends[:-1])
                 ]
                 expected = state_values(critic, session.ranks.device, states)
@@ -65,7 +65,7 @@ def test_a_privileged_critic_with_hl_gauss_values_and_learns_after_a_prompt_of_i
             critic_then = critic_at(session, iteration)
             for episode in EpisodesOfCritic(episodes_of(config, iteration)):
                 states = [
-                    joined([episode.prompt_ids, episode.response_ids[:start]])
+                    concatenate([episode.prompt_ids, episode.response_ids[:start]])
                     for start in (0, *episode.step_ends[:-1])
                 ]
                 expected = state_values(critic_then, session.ranks.device, states)
@@ -93,7 +93,7 @@ def test_the_distributions_that_analyses_lend_are_the_policys(tmp_path: Path) ->
         found = distributions_at(session, 1).along(episodes)
         policy = policy_at(session, 1)
         for episode, (squares, entropy) in zip(episodes, found, strict=True):
-            ids = torch.from_numpy(joined([episode.prompt_ids, episode.response_ids]).astype("int64"))
+            ids = torch.from_numpy(concatenate([episode.prompt_ids, episode.response_ids]).astype("int64"))
             with torch.no_grad():
                 chances = policy(ids[None]).logits[0, len(episode.prompt_ids) - 1 : -1].double().softmax(-1)
             assert squares == pytest.approx(chances.square().sum(-1).numpy(), abs=1e-5)
@@ -143,7 +143,7 @@ def test_analyses_lend_the_critic_of_their_point(tmp_path: Path) -> None:
     names = ("credit_bench", "advantage_distribution")
     plain = {**PLAIN, "analyzers": [{"type": name} for name in names]}
     assert run_analyzers(replace(config, analyzers=analyzers), plain) == 0
-    numbers = read_result(directory_of(config).analysis("credit_bench"))["numbers"]
+    numbers = read_result(directory_of(config).analysis_folder("credit_bench"))["numbers"]
     found = numbers["by_checkpoint"]["1"]["methods"]
     assert found["critic"]["tokens_per_answer"] == 0 < found["beside"]["tokens_per_answer"]
     assert found["critic"]["value_bias"]["value"] is not None

@@ -94,7 +94,7 @@ def of_three(three: PolicyIteration, tmp_path: Path) -> ExperimentDirectory:
 def test_a_damaged_state_is_named_and_an_older_whole_one_is_gone_on_from(
     of_two: ExperimentDirectory, three: PolicyIteration, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    hurt = largest(of_two.checkpoint(2) / "trainer")
+    hurt = largest(of_two.checkpoint_folder(2) / "trainer")
     flip(hurt)
     config = run_of(tmp_path, 3)
     assert f"{hurt} is damaged: resuming from the checkpoint before it, 1" in caplog.text
@@ -105,7 +105,7 @@ def test_where_no_other_state_is_left_the_run_says_so_and_what_it_says_helps(
     of_two: ExperimentDirectory, three: PolicyIteration, tmp_path: Path
 ) -> None:
     for number in (2, 1):
-        hurt = largest(of_two.checkpoint(number) / "trainer")
+        hurt = largest(of_two.checkpoint_folder(number) / "trainer")
         flip(hurt)
     with pytest.raises(Damaged, match="no older checkpoint holds a trainer's state: delete") as told:
         run_of(tmp_path, 3)
@@ -117,7 +117,7 @@ def test_where_no_other_state_is_left_the_run_says_so_and_what_it_says_helps(
 
 
 def test_weights_that_another_run_would_start_from_are_verified(of_two: ExperimentDirectory) -> None:
-    policy = of_two.checkpoint(1) / "policy"
+    policy = of_two.checkpoint_folder(1) / "policy"
     assert read_policy(policy)[0]
     flip(policy / "model.safetensors")
     with pytest.raises(Damaged, match=r"model\.safetensors is damaged"):
@@ -135,9 +135,9 @@ class Hostile:
 
 
 def test_a_checkpoint_that_would_run_code_runs_none(of_two: ExperimentDirectory, tmp_path: Path) -> None:
-    (state,) = (of_two.checkpoint(2) / "trainer").rglob("mp_rank_00_model_states.pt")
+    (state,) = (of_two.checkpoint_folder(2) / "trainer").rglob("mp_rank_00_model_states.pt")
     torch.save({"module": Hostile(tmp_path / "proof")}, state)
-    (of_two.checkpoint(2) / "trainer" / CHECKSUMS_FILE).unlink()
+    (of_two.checkpoint_folder(2) / "trainer" / CHECKSUMS_FILE).unlink()
     with pytest.raises(UnpicklingError, match="mkdir"):
         run_of(tmp_path, 3)
     assert not (tmp_path / "proof").exists()
@@ -149,13 +149,13 @@ def test_damaged_answers_are_named_and_made_again_from_the_journals(
     of_three: ExperimentDirectory, three: PolicyIteration, tmp_path: Path, name: str, hurt: str
 ) -> None:
     shutil.rmtree(of_three.path / "checkpoints")
-    file = of_three.iteration(1) / name
+    file = of_three.iteration_folder(1) / name
     if hurt == "flipped":
         flip(file, 0.9)
     else:
         file.write_bytes(file.read_bytes()[:-100] if hurt == "cut" else b"")
     if name == "trajectories.arrow":
-        (of_three.iteration(1) / "episodes.arrow").unlink()  # as if the run had ended between the two
+        (of_three.iteration_folder(1) / "episodes.arrow").unlink()  # as if the run had ended between the two
     with pytest.raises(ValueError, match=f"iterations/0001/{name} is .*delete it"):
         run_of(tmp_path, 3)
     file.unlink()
@@ -168,10 +168,10 @@ def test_damaged_answers_are_named_and_made_again_from_the_journals(
 def test_a_damaged_line_of_a_journal_is_told_and_its_request_asked_again(
     of_three: ExperimentDirectory, three: PolicyIteration, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for path in (of_three.path / "checkpoints", *(of_three.iteration(i) for i in (1, 2))):
+    for path in (of_three.path / "checkpoints", *(of_three.iteration_folder(i) for i in (1, 2))):
         for other in [one for one in path.rglob("*") if one.is_file() and one.suffix != ".jsonl"]:
             other.unlink()
-    (journal,) = (of_three.iteration(1) / "journal").glob("rollout*.jsonl")
+    (journal,) = (of_three.iteration_folder(1) / "journal").glob("rollout*.jsonl")
     lines = journal.read_bytes().splitlines(keepends=True)
     hurt = bytearray(lines[1])
     place = hurt.index(b'"row":') + 60  # in the middle of what was sampled
@@ -196,7 +196,7 @@ def test_an_empty_or_torn_record_is_named(
 
 def test_a_record_whose_numbers_changed_is_refused(of_two: ExperimentDirectory, tmp_path: Path) -> None:
     shutil.rmtree(of_two.path / "checkpoints")
-    change(of_two.iteration(0) / "credit.json", b'"tokens": 0', b'"tokens": 8')
+    change(of_two.iteration_folder(0) / "credit.json", b'"tokens": 0', b'"tokens": 8')
     with pytest.raises(Damaged, match=r"credit\.json is damaged \(its checksum"):
         run_of(tmp_path, 2)
 
@@ -319,7 +319,7 @@ def test_a_report_tells_what_is_damaged_and_leaves_it_out(of_two: ExperimentDire
 def test_another_accuracy_in_a_summary_is_not_reported(
     of_two: ExperimentDirectory, client: TestClient
 ) -> None:
-    summary = of_two.evaluation(2, "test") / "summary.json"
+    summary = of_two.evaluation_folder(2, "test") / "summary.json"
     accuracy = 9 + json.loads(summary.read_text())["pass_at_1"]
     change(summary, b'"pass_at_1": 0', b'"pass_at_1": 9')
     report = write_report([of_two.path]).read_text()
@@ -330,7 +330,7 @@ def test_another_accuracy_in_a_summary_is_not_reported(
 
 
 def test_another_word_in_an_answer_is_not_shown(of_two: ExperimentDirectory, client: TestClient) -> None:
-    change(of_two.evaluation(2, "test") / "answers.jsonl", b'"reward": ', b'"reward":9')
+    change(of_two.evaluation_folder(2, "test") / "answers.jsonl", b'"reward": ', b'"reward":9')
     page = client.get("/answers", params={"run": "small", "source": "e2-test"}).text
     assert "answers.jsonl is damaged (its checksum doesn&#39;t match its content)" in page
 
@@ -339,7 +339,7 @@ def test_another_word_in_an_answer_is_not_shown(of_two: ExperimentDirectory, cli
 def test_a_flipped_bit_of_an_iteration_is_named_and_the_others_are_shown(
     of_two: ExperimentDirectory, client: TestClient, name: str
 ) -> None:
-    flip(of_two.iteration(1) / name)
+    flip(of_two.iteration_folder(1) / name)
     page = client.get("/answers", params={"run": "small"}).text
     assert f"{name} is damaged (its checksum doesn&#39;t match its content)" in page
     assert client.get("/answers", params={"run": "small", "source": "i1"}).text.count("<tr") > 1
@@ -359,7 +359,7 @@ def test_damaged_texts_of_tokens_are_named_and_answers_shown_without(
 
 @pytest.mark.parametrize("name", ["result.json", "states.jsonl"])
 def test_another_number_of_an_analysis_is_not_reported(of_two: ExperimentDirectory, name: str) -> None:
-    folder = of_two.analysis("looked")
+    folder = of_two.analysis_folder("looked")
     write_result(folder, {"analyzer": "x", "numbers": {"value": 0.5}}, [{"value": 0.5}], "states.jsonl")
     assert read_result(folder)["numbers"] == {"value": 0.5}
     change(folder / name, b"0.5", b"0.9")

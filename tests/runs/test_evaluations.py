@@ -183,7 +183,7 @@ def test_an_evaluator_goes_around_what_another_measures_and_takes_over_when_it_i
 
     def kill_instead_of_waiting(seconds: float) -> None:
         measured_before_the_kill.extend(
-            (directory.evaluation(number, label) / "summary.json").is_file()
+            (directory.evaluation_folder(number, label) / "summary.json").is_file()
             for number in (1, 2)
             for label in ("validation", "test")
         )
@@ -200,7 +200,7 @@ def test_an_evaluator_goes_around_what_another_measures_and_takes_over_when_it_i
     assert sampled_requests(finished) == REQUESTS - 3
     summary, answers = evaluated(finished, 1, "validation")
     assert (summary["n_problems"], len(answers)) == (4, 8)
-    journals = sorted(directory.evaluation(1, "validation").glob("journal/*.jsonl"))
+    journals = sorted(directory.evaluation_folder(1, "validation").glob("journal/*.jsonl"))
     keys = [json.loads(line)["row"][0] for journal in journals for line in journal.read_text().splitlines()]
     assert [journal.name for journal in journals] == ["0-0.jsonl", "1-0.jsonl"]
     assert len(keys) == len(set(keys)) == 4
@@ -235,14 +235,14 @@ def test_a_checkpoint_that_the_run_deletes_meanwhile_is_passed_over(
 
     def deleting(*arguments: Any) -> list[int]:
         numbers = unmeasured(*arguments)
-        (directory.checkpoint(first) / "state.json").unlink(missing_ok=True)
-        (directory.checkpoint(first) / "policy" / "config.json").unlink(missing_ok=True)
+        (directory.checkpoint_folder(first) / "state.json").unlink(missing_ok=True)
+        (directory.checkpoint_folder(first) / "policy" / "config.json").unlink(missing_ok=True)
         return numbers
 
     monkeypatch.setattr(evaluation, "find_unmeasured", deleting)
     commands.run_evaluation(finished, {})
     assert any("was deleted meanwhile, before validation was measured on it" in message for message in said)
-    assert (directory.evaluation(2, "test") / "summary.json").is_file()
+    assert (directory.evaluation_folder(2, "test") / "summary.json").is_file()
 
 
 # Numbers: pass@1 with its interval, pass@k and the majority vote

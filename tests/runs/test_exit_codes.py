@@ -61,8 +61,8 @@ def test_the_exit_code_is_the_runs_whatever_is_killed(tmp_path: Path) -> None:
     """Signals are in test_signals.py, and weights of runs that go on in test_killed_runs.py."""
     config = ROOT / "tests/support/small_supervised.jsonnet"
     experiment = Experiment(tmp_path, "small", 2, config)
-    first_metrics = experiment.directory.iteration(0) / "metrics.json"
-    last_metrics = experiment.directory.iteration(5) / "metrics.json"
+    first_metrics = experiment.directory.iteration_folder(0) / "metrics.json"
+    last_metrics = experiment.directory.iteration_folder(5) / "metrics.json"
     ends = {
         "node launcher": {128 + signal.SIGKILL},
         "rank": {128 + signal.SIGKILL, 1},  # 1 where the other rank's end is seen first

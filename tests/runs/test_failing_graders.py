@@ -116,7 +116,7 @@ def test_a_function_that_fails_on_all_answers_ends_the_run(
     words = rf"1: grading failed on 8 of 8 answers, .* the first, to the problem 'train/\d+': .*{why}"
     with pytest.raises(NothingGraded, match=words):
         train(config)
-    assert not (directory_of(config).iteration(0) / "trajectories.arrow").exists()
+    assert not (directory_of(config).iteration_folder(0) / "trajectories.arrow").exists()
 
 
 def test_a_function_that_returns_none_for_all_answers_ends_the_first_iteration(
@@ -127,12 +127,12 @@ def test_a_function_that_returns_none_for_all_answers_ends_the_first_iteration(
         NothingGraded, match=r"reward function returned None for all [4-8] answers.* Return a number"
     ):
         train(config)
-    assert not (directory_of(config).iteration(0) / "trajectories.arrow").exists()
+    assert not (directory_of(config).iteration_folder(0) / "trajectories.arrow").exists()
 
 
 def test_a_function_that_fails_on_some_answers_is_told_with_the_first(rewards: None, tmp_path: Path) -> None:
     config = graded_by(tmp_path, "sometimes")
-    assert train(config).resumable() == 2
+    assert train(config).newest_resumable() == 2
     log = log_of(config)
     assert "grading failed on " in log and "which earn nothing; the first, to the problem 'train/" in log
 
@@ -142,7 +142,7 @@ def test_a_function_that_fails_in_evaluation_alone_measures_nothing(rewards: Non
     config = graded_by(tmp_path, "on_tests", evaluation=sets)
     with pytest.raises(NothingGraded, match="evaluating test after iteration 2: grading failed on 20 of 20"):
         train(config)
-    assert not (directory_of(config).evaluation(2, "test") / "summary.json").exists()
+    assert not (directory_of(config).evaluation_folder(2, "test") / "summary.json").exists()
 
 
 # A grader that is not always there
@@ -204,7 +204,7 @@ def test_where_nothing_can_be_graded_the_run_ends_and_goes_on_later_without_samp
     down, up = (disturbed(tmp_path, str(switch)) for _ in range(2))
     with pytest.raises(NothingGraded, match=r"12 of 12 answers could not be graded .* the judge is down"):
         train(down)
-    assert not (directory_of(down).iteration(0) / "trajectories.arrow").exists()
+    assert not (directory_of(down).iteration_folder(0) / "trajectories.arrow").exists()
     switch.unlink()
     train(up)
     assert sampled_requests(down) + sampled_requests(up) == sampled_requests(finished)

@@ -81,18 +81,18 @@ def test_branches_have_the_same_answers_until_their_weights_part(
     run: tuple[PolicyIteration, ExperimentDirectory],
 ) -> None:
     def answers(branch: ExperimentDirectory, iteration: int) -> list[Any]:
-        rows = read_trajectories(branch.iteration(iteration) / "trajectories.arrow")
+        rows = read_trajectories(branch.iteration_folder(iteration) / "trajectories.arrow")
         return [(one.problem.id, [segment.token_ids.tolist() for segment in one.segments]) for one in rows]
 
     one = branched(run, "group", credit=Group())
     other = branched(run, "monte_carlo", credit=MonteCarlo(samples=1))
     assert answers(one, 2) == answers(other, 2)
-    weights = [read_policy(branch.checkpoint(3) / "policy")[0] for branch in (one, other)]
+    weights = [read_policy(branch.checkpoint_folder(3) / "policy")[0] for branch in (one, other)]
     assert any(not torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-    shared = one.iteration(0) / "trajectories.arrow"
-    assert shared.samefile(run[1].iteration(0) / "trajectories.arrow")
+    shared = one.iteration_folder(0) / "trajectories.arrow"
+    assert shared.samefile(run[1].iteration_folder(0) / "trajectories.arrow")
     shutil.rmtree(one.path)
-    assert (run[1].checkpoint(2) / "trainer").is_dir()
+    assert (run[1].checkpoint_folder(2) / "trainer").is_dir()
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,9 @@ def test_a_run_that_is_as_it_was_gives_the_same_bits_whichever_iteration_is_draw
 def test_a_file_that_is_another_is_named_before_anything_is_trained(
     run: tuple[PolicyIteration, ExperimentDirectory], certified: ExperimentDirectory
 ) -> None:
-    shutil.copyfile(certified.iteration(0) / "episodes.arrow", certified.iteration(1) / "episodes.arrow")
+    shutil.copyfile(
+        certified.iteration_folder(0) / "episodes.arrow", certified.iteration_folder(1) / "episodes.arrow"
+    )
     for drawn in (2, 1, None):
         with pytest.raises(ValueError, match=r"iteration 2: episodes in .* differ from those of"):
             verified(run, certified, iteration=drawn)
@@ -154,8 +156,8 @@ def test_adapters_and_the_reward_model_are_certified_too(
     part: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    folder = certified.checkpoint(2) / part
-    shutil.copytree(certified.checkpoint(2) / "policy", folder)
+    folder = certified.checkpoint_folder(2) / part
+    shutil.copytree(certified.checkpoint_folder(2) / "policy", folder)
     with monkeypatch.context() as patched:
         patched.setattr(certificates, "CHECKPOINT_FOLDERS", ("policy", "critic", "trainer"))
         certify(certified.path, run[0])
@@ -175,13 +177,15 @@ def test_adapters_and_the_reward_model_are_certified_too(
 def test_a_run_that_keeps_too_little_to_train_again_is_held_against_its_certificate_all_the_same(
     run: tuple[PolicyIteration, ExperimentDirectory], certified: ExperimentDirectory
 ) -> None:
-    shutil.rmtree(certified.checkpoint(1))
-    shutil.rmtree(certified.checkpoint(2) / "policy")
+    shutil.rmtree(certified.checkpoint_folder(1))
+    shutil.rmtree(certified.checkpoint_folder(2) / "policy")
     found = verify(certified.path / "certificate.json", run[0], PLAIN, certified.path)
     assert "chain of 2" in next(found) and "that are stored are those of the certificate" in next(found)
     with pytest.raises(ValueError, match=r"can be trained again: none\. That needs"):
         next(found)
-    shutil.copyfile(certified.iteration(1) / "episodes.arrow", certified.iteration(0) / "episodes.arrow")
+    shutil.copyfile(
+        certified.iteration_folder(1) / "episodes.arrow", certified.iteration_folder(0) / "episodes.arrow"
+    )
     with pytest.raises(ValueError, match=r"iteration 1: episodes in .* differ from those of"):
         verified(run, certified)
 
@@ -203,7 +207,7 @@ def test_weights_that_training_does_not_give_are_told_and_another_place_explains
     """Somebody certifies weights of their own making."""
     from safetensors.torch import load_file, save_file
 
-    policy, before = (certified.checkpoint(n) / "policy" for n in (2, 1))
+    policy, before = (certified.checkpoint_folder(n) / "policy" for n in (2, 1))
     weights, earlier = load_file(policy / "model.safetensors"), load_file(before / "model.safetensors")
     first = next(iter(dict(sorted(weights.items()))))
 

@@ -45,7 +45,7 @@ def test_a_run_killed_where_its_server_is_busy_ends_with_the_weights_of_an_undis
     running.kill("launcher")
     assert running.wait() != 0
     running.assert_all_gone()
-    assert experiment.directory.resumable() is None
+    assert experiment.directory.newest_resumable() is None
 
     # Begins anew with what was sampled, and goes on sampling where that ends. The engine dies with new
     # weights on their way into it.
@@ -70,8 +70,8 @@ def test_a_signal_ends_a_run_that_trains_whole_and_the_same_command_continues_it
     none is due, and still nothing is done again. Everything is sampled and nothing trained: no server has to
     come up for it. Other ends, and the exit codes of them: test_exit_codes.py."""
     experiment = replace(undisturbed.copy(tmp_path), forked=False)
-    first_metrics = experiment.directory.iteration(0) / "metrics.json"
-    last_metrics = experiment.directory.iteration(ITERATIONS - 1) / "metrics.json"
+    first_metrics = experiment.directory.iteration_folder(0) / "metrics.json"
+    last_metrics = experiment.directory.iteration_folder(ITERATIONS - 1) / "metrics.json"
     experiment.forget_training()
     running = experiment.start()
     running.freeze(first_metrics.is_file, last_metrics.is_file, "the first trained iteration")
@@ -83,7 +83,7 @@ def test_a_signal_ends_a_run_that_trains_whole_and_the_same_command_continues_it
     assert "ended by SIGTERM after iteration 1" in printed or "ended by SIGTERM in iteration 2" in printed
     assert not any(word in printed for word in ("aiohttp", "Unclosed", "Traceback"))
     assert "again" not in printed.splitlines()[-1], "nothing is done again"
-    assert experiment.directory.resumables() == [1]
+    assert experiment.directory.resumable_checkpoints() == [1]
     running.assert_all_gone()
     replace(experiment, forked=True).run()
     experiment.assert_consistent(undisturbed)

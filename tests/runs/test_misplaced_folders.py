@@ -34,8 +34,8 @@ def of_two(two: PolicyIteration, tmp_path: Path) -> ExperimentDirectory:
 
 
 def test_a_checkpoint_in_anothers_place_is_refused(of_two: ExperimentDirectory, tmp_path: Path) -> None:
-    shutil.rmtree(of_two.checkpoint(2))
-    shutil.copytree(of_two.checkpoint(1), of_two.checkpoint(2))
+    shutil.rmtree(of_two.checkpoint_folder(2))
+    shutil.copytree(of_two.checkpoint_folder(1), of_two.checkpoint_folder(2))
     with pytest.raises(Damaged, match="written for number 1, but is in the folder of number 2"):
         run_of(tmp_path, 3)
 
@@ -44,8 +44,8 @@ def test_a_checkpoint_in_anothers_place_is_refused(of_two: ExperimentDirectory, 
 def test_a_part_of_another_checkpoint_is_refused(
     of_two: ExperimentDirectory, tmp_path: Path, part: str
 ) -> None:
-    shutil.rmtree(of_two.checkpoint(2) / part)
-    shutil.copytree(of_two.checkpoint(1) / part, of_two.checkpoint(2) / part)
+    shutil.rmtree(of_two.checkpoint_folder(2) / part)
+    shutil.copytree(of_two.checkpoint_folder(1) / part, of_two.checkpoint_folder(2) / part)
     with pytest.raises(Damaged, match=f"{part} is not what this checkpoint was written with"):
         run_of(tmp_path, 3)
 
@@ -55,9 +55,9 @@ def test_a_file_of_another_iteration_is_refused(
     of_two: ExperimentDirectory, tmp_path: Path, name: str
 ) -> None:
     """The second iteration is trained again, from what lies in its folder."""
-    shutil.rmtree(of_two.checkpoint(2))
-    second = of_two.iteration(1)
-    shutil.copy(of_two.iteration(0) / name, second / name)
+    shutil.rmtree(of_two.checkpoint_folder(2))
+    second = of_two.iteration_folder(1)
+    shutil.copy(of_two.iteration_folder(0) / name, second / name)
     if name == "trajectories.arrow":
         (second / "episodes.arrow").unlink()  # or nobody reads the answers again
     with pytest.raises(
@@ -67,7 +67,7 @@ def test_a_file_of_another_iteration_is_refused(
 
 
 def test_the_metrics_of_another_iteration_are_refused(of_two: ExperimentDirectory, tmp_path: Path) -> None:
-    shutil.copy(of_two.iteration(0) / "metrics.json", of_two.iteration(1) / "metrics.json")
+    shutil.copy(of_two.iteration_folder(0) / "metrics.json", of_two.iteration_folder(1) / "metrics.json")
     with pytest.raises(Damaged, match="for number 0, but is in the folder of number 1"):
         run_of(tmp_path, 3)
 
@@ -77,8 +77,8 @@ def test_a_checkpoint_of_an_earlier_version_is_gone_on_from(
 ) -> None:
     """It doesn't say what its parts are, nor why it was written."""
     undisturbed = run_of(tmp_path / "undisturbed", 3)
-    state = read_record(of_two.checkpoint(2) / "state.json", "")
+    state = read_record(of_two.checkpoint_folder(2) / "state.json", "")
     earlier = {key: state[key] for key in ("iteration", "config")}
-    write_record(of_two.checkpoint(2) / "state.json", earlier)
+    write_record(of_two.checkpoint_folder(2) / "state.json", earlier)
     assert of_two.regular_checkpoints() == [1, 2]
     assert weights_of(run_of(tmp_path, 3)) == weights_of(undisturbed)

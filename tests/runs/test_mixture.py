@@ -109,7 +109,7 @@ def test_another_domain_changes_nothing_for_the_answers_of_the_first(
 
 def test_a_curriculum_whose_earlier_numbers_are_gone_is_told(tmp_path: Path) -> None:
     directory = train(mixed(tmp_path, iterations=1))
-    (directory.iteration(0) / "rollout.json").unlink()
+    (directory.iteration_folder(0) / "rollout.json").unlink()
     with pytest.raises(ValueError, match=r"rollout\.json is gone, which has the policy's results on"):
         train(mixed(tmp_path, iterations=2))
 

@@ -87,7 +87,7 @@ def test_it_is_sampled_trained_and_written_with_its_code_and_goes_on_from_there(
     folder: Path, tmp_path: Path
 ) -> None:
     directory = train(small(tmp_path, InProcessSettings(), model=trusted(folder)))
-    policy = directory.checkpoint(2) / "policy"
+    policy = directory.checkpoint_folder(2) / "policy"
     assert {name: (policy / name).read_text() for name in CODE} == CODE
     assert [row["engine/logprob_gap_mean"] < 1e-4 for row in directory.read_metrics()] == [True, True]
     assert not torch.equal(logits(policy), logits(folder)), "it was trained"
@@ -95,7 +95,7 @@ def test_it_is_sampled_trained_and_written_with_its_code_and_goes_on_from_there(
     run_evaluation(small(tmp_path, InProcessSettings(), model=trusted(folder), evaluation=sets), {})
     assert evaluated(small(tmp_path), 2, "test")[0]["n_problems"] == 3
     again = small(tmp_path, InProcessSettings(), model=trusted(policy), experiment_name="again")
-    assert (train(again).checkpoint(2) / "policy" / "modeling_own.py").read_text() == MODEL
+    assert (train(again).checkpoint_folder(2) / "policy" / "modeling_own.py").read_text() == MODEL
 
 
 def test_code_that_nobody_trusts_is_refused_without_a_question(folder: Path, tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def credited(base: Path, pipelined: bool = True) -> PolicyIteration:
 
 
 def records(config: PolicyIteration) -> dict[str, Any]:
-    folder = directory_of(config).iteration(0)
+    folder = directory_of(config).iteration_folder(0)
     return {name: read_record(folder / f"{name}.json", "") for name in ("rollout", "credit")}
 
 
@@ -73,7 +73,7 @@ def test_continuations_among_answers_leave_the_run_as_it_is_and_each_phase_its_t
     assert row["seconds/other"] > 0
     assert mine["credit"]["seconds"] == pytest.approx(row["seconds/credit"])
 
-    [process] = read_timeline(directory_of(pipelined).logs / f"run{TIMELINE_SUFFIX}")
+    [process] = read_timeline(directory_of(pipelined).logs_folder / f"run{TIMELINE_SUFFIX}")
 
     def bars(lane: str) -> list[float]:
         found = (one for one in process.spans if (one.lane, one.name) == (lane, "credit"))
@@ -127,7 +127,7 @@ def test_the_reference_scores_all_answers_meanwhile_or_where_they_are_there_befo
     expected = load(weights_of(config))
     shutil.rmtree(directory.path / "checkpoints")
     for iteration in range(2):
-        (directory.iteration(iteration) / "metrics.json").unlink()
+        (directory.iteration_folder(iteration) / "metrics.json").unlink()
     assert [row[SHARE_AHEAD_METRIC] for row in train(config).read_metrics()] == [0.0, 0.0]
     assert all(torch.equal(tensor, expected[name]) for name, tensor in load(weights_of(config)).items())
 
@@ -142,7 +142,7 @@ def test_what_goes_wrong_in_scoring_ends_the_run_with_a_message_that_names_it(
         RuntimeError, match=r"\(trainer.reference_scores\): MemoryError: no room for the logits"
     ):
         train(config)
-    assert directory_of(config).resumable() is None
+    assert directory_of(config).newest_resumable() is None
 
 
 # The next iteration beside training
@@ -166,7 +166,7 @@ def test_an_iteration_is_sampled_while_the_one_before_is_trained_from_the_versio
 
     def waits(train: Callable[..., Any]) -> Callable[..., Any]:
         def waiting(resources: Any, trainer: Any, iteration: int, *rest: Any) -> Any:
-            following = directory_of(config).iteration(iteration + 1) / "episodes.arrow"
+            following = directory_of(config).iteration_folder(iteration + 1) / "episodes.arrow"
             pause = threading.Event()
             for _ in range(6000):
                 if following.is_file() or iteration + 1 == ITERATIONS:
@@ -203,7 +203,7 @@ def test_a_budget_of_tokens_ends_an_overlapping_run_with_nothing_sampled_in_vain
     done = len(directory.read_metrics())
     assert 2 < done < 50
     assert directory.checkpoints()[-1] == done
-    assert not directory.iteration(done).exists(), "no iteration was begun that is not trained on"
+    assert not directory.iteration_folder(done).exists(), "no iteration was begun that is not trained on"
 
 
 def test_a_run_that_is_made_longer_says_that_it_begins_with_the_newest_weights(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_a_restart_counts_the_seconds_of_what_an_earlier_process_sampled_within_
         with pytest.raises(KeyboardInterrupt):
             train(config, overlap="one_step")
     sampled_within, sampled_ahead = 2, 3
-    record = directory_of(config).iteration(sampled_within) / "rollout.json"
+    record = directory_of(config).iteration_folder(sampled_within) / "rollout.json"
     write_record(record, read_record(record, "") | {"seconds": 1000.0})
     rows = train(config, overlap="one_step").read_metrics()
     # What this process adds may be less than the seven digits that a row keeps show.
@@ -248,7 +248,7 @@ def test_two_ranks_overlap_and_both_have_their_part_of_every_iteration(tmp_path:
     directory = Experiment(tmp_path).directory
     assert [row["overlap/staleness"] for row in directory.read_metrics()] == [0, 1, 1]
     for iteration, version in enumerate([0, 0, 1]):
-        folder = directory.iteration(iteration)
+        folder = directory.iteration_folder(iteration)
         answers = read_trajectories(folder / "trajectories.arrow")
         assert len(answers) == 10
         assert {part.policy_version for one in answers for part in one.segments} == {version}

@@ -129,7 +129,7 @@ def test_a_run_over_a_plain_server_is_killed_and_resumed_with_the_same_weights(
     assert_good_run(undisturbed)
     struck = experiment(tmp_path, [server.url])
     running = replace(struck, forked=False).start()
-    iteration = struck.directory.iteration(1)
+    iteration = struck.directory.iteration_folder(1)
     # Four problems are sampled in a moment: the run may be anywhere in the iteration when it is stopped.
     running.freeze(
         mark=(iteration / "journal" / "rollout-0.jsonl").is_file,

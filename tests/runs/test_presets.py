@@ -96,5 +96,5 @@ def test_a_method_of_the_paper_trains_and_is_measured(name: str, tmp_path: Path)
     experiment, directory = trained([f"{name}.jsonnet", "overlays/smoke.jsonnet"], tmp_path)
     assert all(row[METHODS[name]] > 0 for row in directory.read_metrics())
     for one in experiment.evaluation.sets:
-        summary = json.loads((directory.evaluation(2, one.label) / "summary.json").read_text())
+        summary = json.loads((directory.evaluation_folder(2, one.label) / "summary.json").read_text())
         assert (summary["n_problems"], summary["samples"]) == (2, 2)

@@ -172,7 +172,7 @@ class Twice(SingleTurn):
         )
         of = {tree.problem.id: tree for tree in trees}
         for one in answers_of(again):
-            of[one.problem.id].take(replace(one, sample=one.sample + self.samples))
+            of[one.problem.id].add_answer(replace(one, sample=one.sample + self.samples))
         return trees, metrics
 
 
@@ -214,8 +214,8 @@ MEASURED = Evaluation(sets=(EvaluationSet(split="test", samples=2),))
 def test_evaluation_samples_plainly_where_a_rollout_says_nothing_of_it(tmp_path: Path) -> None:
     config = small(tmp_path, rollout=Twice(samples=2, max_tokens=12, top_p=0.9), evaluation=MEASURED)
     directory = train(config)
-    assert len(read_trajectories(directory.iteration(0) / "trajectories.arrow")) == 16
-    answers = (directory.evaluation(2, "test") / "answers.jsonl").read_text().splitlines()
+    assert len(read_trajectories(directory.iteration_folder(0) / "trajectories.arrow")) == 16
+    answers = (directory.evaluation_folder(2, "test") / "answers.jsonl").read_text().splitlines()
     assert len(answers) == 2 * TASK.test_size
     plain = SingleTurn(samples=2, max_tokens=12, top_p=0.9)
     assert adapt_to_fixed_problems(config.rollout) == adapt_to_fixed_problems(plain) == plain
@@ -225,7 +225,7 @@ def test_a_count_of_answers_that_no_set_asked_for_is_refused(tmp_path: Path) -> 
     config = small(tmp_path, rollout=TwiceInEvaluationToo(samples=2, max_tokens=12), evaluation=MEASURED)
     with pytest.raises(ValueError, match=r"TwiceInEvaluationToo gave 4 answers .* asks for 2 of each"):
         train(config)
-    assert not (directory_of(config).evaluation(2, "test") / "summary.json").exists()
+    assert not (directory_of(config).evaluation_folder(2, "test") / "summary.json").exists()
 
 
 def test_an_evaluations_own_rollout_that_would_be_replaced_is_told(tmp_path: Path) -> None:
@@ -241,12 +241,12 @@ def test_answers_sampled_otherwise_than_the_rollout_says_are_refused(
     config = small(tmp_path, rollout=Warmer(samples=2, max_tokens=12, warmer=(key, value)))
     with pytest.raises(ValueError, match=rf"requested answers with {key} = {value}, .* has (1\.0|-1)"):
         train(config)
-    assert directory_of(config).resumable() is None
+    assert directory_of(config).newest_resumable() is None
 
 
 def test_what_is_not_trained_may_be_sampled_otherwise(tmp_path: Path) -> None:
     config = small(tmp_path, rollout=AsksForHints(samples=2, max_tokens=12, unfinished_reward=1.0))
-    assert train(config).resumable() == 2
+    assert train(config).newest_resumable() == 2
 
 
 def test_advantages_that_are_no_numbers_are_the_credits(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_an_iteration_with_its_own_settings_gives_its_gradient(
     _, directory = run
     first, again = (replayed(run, iteration)["own"] for _ in range(2))
     assert first == again
-    recorded = json.loads((directory.iteration(iteration - 1) / "metrics.json").read_text())
+    recorded = json.loads((directory.iteration_folder(iteration - 1) / "metrics.json").read_text())
     assert first["metrics"]["train/grad_norm"] == pytest.approx(recorded["train/grad_norm"], rel=1e-6)
     assert first["gradient_norm"] == pytest.approx(recorded["train/grad_norm"], rel=1e-5)
     assert first["same_as_run"] is True
@@ -68,7 +68,7 @@ def test_an_exact_replay_makes_the_optimisers_state_again_and_gives_the_runs_wei
     config, directory = run
     shutil.copytree(directory.path, tmp_path / directory.path.name)
     run = replace(config, directory=str(tmp_path)), ExperimentDirectory(tmp_path / directory.path.name)
-    shutil.rmtree(run[1].checkpoint(1) / "trainer")
+    shutil.rmtree(run[1].checkpoint_folder(1) / "trainer")
     assert replayed(run, 2)["own"]["same_as_run"] is None
     found = replayed(run, 2, exact=True, credit=Group(std=False))
     assert found["own"]["same_as_run"] is True
@@ -87,7 +87,7 @@ def test_numbers_that_the_run_recorded_otherwise_are_named(
     config, directory = run
     shutil.copytree(directory.path, tmp_path / directory.path.name)
     copy = ExperimentDirectory(tmp_path / directory.path.name)
-    path = copy.iteration(0) / "metrics.json"
+    path = copy.iteration_folder(0) / "metrics.json"
     write_record(path, read_record(path, "") | {"train/grad_norm": 7.0})
     found = replay(copy.path, 1, replace(config, directory=str(tmp_path)), PLAIN, None)
     assert found["own"]["unlike_record"] == ["train/grad_norm"]
@@ -154,13 +154,13 @@ def test_what_cannot_be_replayed_is_told(run: tuple[PolicyIteration, ExperimentD
 
 def test_signals_lie_beside_the_episodes_and_come_out_the_same_when_trained_again(tmp_path: Path) -> None:
     directory = train(small(tmp_path))
-    files = [directory.iteration(i) / SIGNALS for i in range(2)]
+    files = [directory.iteration_folder(i) / SIGNALS for i in range(2)]
     before = [path.read_bytes() for path in files]
     for i, path in enumerate(files):
         signals, episodes = read_token_signals(path), read_episodes(path.with_name("episodes.arrow"))
         assert [one.trajectory for one in signals] == [one.trajectory for one in episodes]
         assert [len(one.entropies) for one in signals] == [int(one.trained.sum()) for one in episodes]
-        row = read_record(directory.iteration(i) / "metrics.json", "")
+        row = read_record(directory.iteration_folder(i) / "metrics.json", "")
         gaps = np.abs(np.concatenate([one.gaps for one in signals if one.gaps is not None]))
         assert row["engine/logprob_gap_max"] == pytest.approx(float(gaps.max()), rel=1e-5)
     # Killed after one iteration and in the midst of the next: no checkpoint, and what it had begun to write.
@@ -170,7 +170,7 @@ def test_signals_lie_beside_the_episodes_and_come_out_the_same_when_trained_agai
     train(small(tmp_path))
     assert [path.read_bytes() for path in files] == before
 
-    first, second = read_timeline(directory.logs / "run.timeline.jsonl")
+    first, second = read_timeline(directory.logs_folder / "run.timeline.jsonl")
     assert first.closed and second.closed
     phases = [[one for one in process.spans if one.lane == "phases"] for process in (first, second)]
     assert [one.name for one in phases[0] if one.about["iteration"] == 1] == [

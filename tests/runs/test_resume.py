@@ -223,7 +223,7 @@ def test_a_run_that_goes_on_with_changed_code_says_which(module: Path, tmp_path:
         """Opens the run as a command does; what its log says afterwards."""
         with Session.open(config, {"type": "policy_iteration"}):
             pass
-        marker = directory_of(config).iteration(0) / "episodes.arrow"
+        marker = directory_of(config).iteration_folder(0) / "episodes.arrow"
         marker.parent.mkdir(parents=True, exist_ok=True)
         marker.write_bytes(b"")  # something was computed: from here on the directory binds
         return log_of(config)
@@ -295,7 +295,7 @@ def test_a_run_ends_near_its_budget_is_evaluated_there_and_a_larger_one_goes_on(
     done = len(directory.read_metrics())
     assert len(rows) < done == iterations_of(larger, directory, done) < 50
 
-    path = directory.iteration(0) / "rollout.json"
+    path = directory.iteration_folder(0) / "rollout.json"
     record = read_record(path, "")
     del record["metrics"]["rollout/sampled_tokens"]
     write_record(path, record)
@@ -324,10 +324,10 @@ def test_a_checkpoint_that_is_half_written_and_a_torn_line_of_metrics_are_made_a
     config = small(tmp_path)
     directory = directory_of(config)
     shutil.copytree(directory_of(undisturbed).path, directory.path)
-    (directory.checkpoint(2) / "state.json").unlink()
+    (directory.checkpoint_folder(2) / "state.json").unlink()
     with directory.metrics_file.open("a") as file:
         file.write('{"iteration": 1, "tra')  # as a crash in the middle of a line would leave it
-    assert directory.resumable() == 1
+    assert directory.newest_resumable() == 1
     train(config)
     assert sampled_requests(config) == 0
     assert computed(config) == computed(undisturbed)

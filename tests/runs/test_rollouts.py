@@ -93,7 +93,7 @@ def test_the_update_is_that_of_rows_run_one_by_one_where_shared_tokens_are_compu
         (row,) = train(config).read_metrics()
         assert row["tree/shared"] > 0
         assert row["engine/logprob_gap_max"] < 1e-4
-        policy, _ = read_policy(directory_of(config).checkpoint(1) / "policy")
+        policy, _ = read_policy(directory_of(config).checkpoint_folder(1) / "policy")
         found.append(np.concatenate([policy[name].float().numpy().ravel() for name in sorted(policy)]))
     assert np.abs(found[0] - found[1]).max() < 1e-6
 
@@ -159,7 +159,7 @@ def test_turns_of_trees_are_stored_and_trained_once_where_environments_fail_too(
     for tree in trees_of(answers_of(config, 0)):
         known = [number for number, leaf in enumerate(tree.leaves) if leaf.grade.is_known]
         assert len(known) in (0, len(tree.leaves)) and len(tree.leaves) == 4
-        remaining = tree.keeping(known)
+        remaining = tree.select_leaves(known)
         nodes = {node for path in remaining.paths for node in path}
         sampled = [tree.nodes[node].segment for node in nodes if tree.nodes[node].segment.origin == "sampled"]
         trained_tokens = sum(int(rows[leaf.id].trained.sum()) for leaf in remaining.leaves)
@@ -178,7 +178,7 @@ def test_the_update_is_the_same_where_turns_of_a_tree_are_computed_once(tmp_path
         trainer = replace(config.trainer, layout=layout, adam_eps=1.0)
         config = trained(replace(config, trainer=trainer))
         assert directory_of(config).read_metrics()[0]["train/grad_norm"] > 0.01
-        policy, _ = read_policy(directory_of(config).checkpoint(1) / "policy")
+        policy, _ = read_policy(directory_of(config).checkpoint_folder(1) / "policy")
         found.append(np.concatenate([policy[name].float().numpy().ravel() for name in sorted(policy)]))
     assert np.abs(found[0] - found[1]).max() < 2e-7
 
@@ -348,14 +348,14 @@ def test_what_shaping_remembers_is_kept_with_each_iteration_and_missed_where_it_
         patch.setattr(generation, "write_episodes", stop)
         with pytest.raises(RuntimeError, match="struck here"):
             train(struck)
-    (directory_of(struck).iteration(0) / "memory.json").unlink()
+    (directory_of(struck).iteration_folder(0) / "memory.json").unlink()
     with pytest.raises(ValueError, match=r"memory.json is gone, .*another experiment_name"):
         train(threaded(tmp_path / "struck", shaping=(ACCELERATION,)))
 
 
 def test_shaping_that_remembers_nothing_writes_no_memory(tmp_path: Path) -> None:
     directory = train(threaded(tmp_path, iterations=1, shaping=(replace(ACCELERATION, reference=Total()),)))
-    assert not (directory.iteration(0) / "memory.json").exists()
+    assert not (directory.iteration_folder(0) / "memory.json").exists()
 
 
 def test_a_reference_that_is_not_there_ends_the_run_before_it_begins(tmp_path: Path) -> None:

@@ -68,8 +68,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Exp
 def start_and_signal(experiment: Experiment, number: int, *overrides: str, iteration: int = 3) -> Running:
     """Starts a run and sends it a signal while it trains an iteration, by default the third."""
     running = experiment.start("run_iteration_loop", *overrides)
-    episodes = experiment.directory.iteration(iteration - 1) / "episodes.arrow"
-    last_metrics = experiment.directory.iteration(ITERATIONS - 1) / "metrics.json"
+    episodes = experiment.directory.iteration_folder(iteration - 1) / "episodes.arrow"
+    last_metrics = experiment.directory.iteration_folder(ITERATIONS - 1) / "metrics.json"
 
     # A signal that comes before training has begun ends the run at once, after the iteration before. Nothing
     # on disk shows that training has begun, so a signal comes 0.2 s after the episodes.

@@ -60,7 +60,7 @@ def test_a_server_samples_from_adapters_as_the_trainer_trained_them(tmp_path: Pa
     name = "model.layers.0.self_attn.q_proj"
     products = []
     for number in (1, 2):
-        adapters = load_file(directory.checkpoint(number) / "adapter" / ADAPTER_WEIGHTS)
+        adapters = load_file(directory.checkpoint_folder(number) / "adapter" / ADAPTER_WEIGHTS)
         a, b = (adapters[f"base_model.model.{name}.lora_{which}.weight"] for which in "AB")
         products.append(b @ a)
     moved = whole[f"{name}.weight"] - before[f"{name}.weight"]
@@ -126,7 +126,7 @@ def test_a_chat_model_with_a_tied_head_and_tokens_of_ours_is_sampled_trained_and
     (row,) = directory.read_metrics()
     assert row["engine/canary_gap"] < 1e-4
 
-    policy = directory.checkpoint(1) / "policy"
+    policy = directory.checkpoint_folder(1) / "policy"
     saved = PretrainedModel(name_or_path=str(policy), added_tokens=source.added_tokens)
     assert saved.load_tokenizer(str).chat_template == CHATML
     assert source.unlearned_tokens() == source.added_tokens and saved.unlearned_tokens() == ()

@@ -293,11 +293,11 @@ def test_a_head_that_is_tied_and_named_comes_once() -> None:
 
 def test_a_run_goes_on_from_the_checkpoint_of_one_that_added_tokens(tmp_path: Path) -> None:
     first = small(tmp_path, iterations=1, model=replace(MODEL, added_tokens=TAGS))
-    policy = train(first).checkpoint(1) / "policy"
+    policy = train(first).checkpoint_folder(1) / "policy"
     source = PretrainedModel(name_or_path=str(policy), added_tokens=TAGS)
     sets = (EvaluationSet(split="test", problems=2),)
     second = replace(first, model=source, experiment_name="second", evaluation=Evaluation(every=1, sets=sets))
-    again = train(second).checkpoint(1) / "policy"
+    again = train(second).checkpoint_folder(1) / "policy"
     commands.run_evaluation_on_baseline(second, {})
     assert evaluated(second, 0, "test")[0]["n_problems"] == 2
     trained, _ = read_policy(policy)
@@ -369,7 +369,7 @@ def test_a_run_samples_and_writes_the_buffers_of_its_start_model(
     assert max(gaps) < 1e-4, gaps
     start, trained = (
         AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
-        for place in (folder, directory.checkpoint(2) / "policy")
+        for place in (folder, directory.checkpoint_folder(2) / "policy")
     )
     names = kept_buffers(start)
     assert names

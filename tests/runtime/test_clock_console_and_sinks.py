@@ -488,8 +488,8 @@ def test_wandb_gets_further_names_and_a_table_of_answers_every_few_iterations(tm
             )
             for i in range(3)
         ]
-        directory.iteration(iteration).mkdir(parents=True)
-        write_trajectories(directory.iteration(iteration) / "trajectories.arrow", answers, iteration)
+        directory.iteration_folder(iteration).mkdir(parents=True)
+        write_trajectories(directory.iteration_folder(iteration) / "trajectories.arrow", answers, iteration)
     sink = WandbSink(further_names={"actor/entropy": "train/entropy", "a": "b"}, answers_every=2, answers=2)
     mirrors = Mirrors((sink,), tmp_path, "name", {})
     mirrors.log(0, {"train/entropy": 0.5})
@@ -530,7 +530,8 @@ from treetune.runtime.sinks import TensorboardSink, WandbSink
 
 folder, first, last, ends = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 sinks = {"wandb": WandbSink(), "tensorboard": TensorboardSink()}
-mirrors = Mirrors(tuple(sinks[name] for name in sys.argv[5:]), folder, "a/run", {"seed": 1}, done=first)
+sinks_of_run = tuple(sinks[name] for name in sys.argv[5:])
+mirrors = Mirrors(sinks_of_run, folder, "a/run", {"seed": 1}, finished_iterations=first)
 for iteration in range(first, last):
     row = metrics_row(iteration, 1000.0 + iteration, {"train/loss": 1 / (iteration + 1)})
     ExperimentDirectory(folder).append_metrics(row)
@@ -632,7 +633,7 @@ def test_wandb_run_id_chooses_the_run_which_gets_the_points_that_its_server_lack
     monkeypatch.delenv("WANDB_RUN_ID", raising=False)
     directory = ExperimentDirectory(tmp_path)
     for first, last in ((0, 3), (3, 5)):
-        mirrors = Mirrors((WandbSink(),), tmp_path, "name", {}, done=first)
+        mirrors = Mirrors((WandbSink(),), tmp_path, "name", {}, finished_iterations=first)
         for iteration in range(first, last):
             row = metrics_row(iteration, 0.0, {"train/loss": 0.5})
             directory.append_metrics(row)
@@ -641,7 +642,7 @@ def test_wandb_run_id_chooses_the_run_which_gets_the_points_that_its_server_lack
         del steps[-1:]  # a point that never reached the server
     assert steps == [0, 1, 2, 3]
     monkeypatch.setenv("WANDB_RUN_ID", "chosen")
-    Mirrors((WandbSink(),), tmp_path, "name", {}, done=5)
+    Mirrors((WandbSink(),), tmp_path, "name", {}, finished_iterations=5)
     assert servers["chosen"] == [0, 1, 2, 3, 4]
 
 
@@ -665,9 +666,9 @@ def test_trackio_gets_the_points_that_a_kill_has_lost(
     directory = ExperimentDirectory(tmp_path)
     for iteration in range(3):
         directory.append_metrics(metrics_row(iteration, 0.0, {"train/loss": 0.5}))
-    Mirrors((TrackioSink(),), tmp_path, "name", {}, done=3)
+    Mirrors((TrackioSink(),), tmp_path, "name", {}, finished_iterations=3)
     del stored[-1:]
-    Mirrors((TrackioSink(),), tmp_path, "name", {}, done=3).log(3, {"train/loss": 0.5})
+    Mirrors((TrackioSink(),), tmp_path, "name", {}, finished_iterations=3).log(3, {"train/loss": 0.5})
     assert stored == [0, 1, 2, 3]
 
 

@@ -63,7 +63,7 @@ def directory(tmp_path: Path) -> ExperimentDirectory:
 def checkpoint(
     directory: ExperimentDirectory, number: int, *, state: bool = True, trainer: bool = True
 ) -> None:
-    folder = directory.checkpoint(number)
+    folder = directory.checkpoint_folder(number)
     folder.mkdir(parents=True)
     if state:
         (folder / "state.json").write_text("{}")
@@ -123,17 +123,17 @@ def test_only_whole_checkpoints_count_and_a_run_resumes_from_the_newest_with_a_t
     directory: ExperimentDirectory,
 ) -> None:
     assert not directory.is_running()
-    assert (directory.checkpoints(), directory.resumable(), directory.read_metrics()) == ([], None, [])
+    assert (directory.checkpoints(), directory.newest_resumable(), directory.read_metrics()) == ([], None, [])
     assert not directory.path.exists()
     checkpoint(directory, 2)
     checkpoint(directory, 4, state=False)
     checkpoint(directory, 10_000, trainer=False)
-    partial = directory.checkpoint(6).with_name(".0006.partial")
+    partial = directory.checkpoint_folder(6).with_name(".0006.partial")
     (partial / "trainer").mkdir(parents=True)
     (partial / "state.json").write_text("{}")
-    assert (directory.checkpoints(), directory.resumable()) == ([2, 10_000], 2)
+    assert (directory.checkpoints(), directory.newest_resumable()) == ([2, 10_000], 2)
     checkpoint(directory, 8)
-    assert directory.resumable() == 8
+    assert directory.newest_resumable() == 8
 
 
 def test_a_line_of_metrics_that_a_crash_cut_off_is_left_out(directory: ExperimentDirectory) -> None:

@@ -364,7 +364,7 @@ def check_lora(case: Case) -> Cell:
     if float((expected - own_logprobs(case.model, case.rows[0])).abs().max()) <= LIMIT:
         return Cell("WRONG", "adapters change nothing")
     with tempfile.TemporaryDirectory() as folder:
-        back = load(written(case, lora.merged(weights_of(policy_of(model))), Path(folder, "policy")))
+        back = load(written(case, lora.merged_weights(weights_of(policy_of(model))), Path(folder, "policy")))
     gap = float((own_logprobs(back, case.rows[0]) - expected).abs().max())
     rounding = rounding_of(back, case.rows[0])
     if LIMIT < gap <= 3 * rounding <= 10 * LIMIT:

@@ -144,7 +144,7 @@ class Experiment:
 
     def policy(self, iteration: int = ITERATIONS) -> bytes:
         """The stored weights, whole."""
-        return (self.directory.checkpoint(iteration) / "policy" / "model.safetensors").read_bytes()
+        return (self.directory.checkpoint_folder(iteration) / "policy" / "model.safetensors").read_bytes()
 
     def copy(self, base: Path) -> Experiment:
         shutil.copytree(self.directory.path, base / self.name)
@@ -291,9 +291,9 @@ class Running:
 
 
 def _mark(experiment: Experiment, phase: Phase, iteration: int) -> Callable[[], bool]:
-    folder = experiment.directory.iteration(iteration)
+    folder = experiment.directory.iteration_folder(iteration)
     done = iteration + 1
-    place = experiment.directory.checkpoint(done)
+    place = experiment.directory.checkpoint_folder(done)
 
     def weights_are_written() -> bool:
         # Looked up each time: a start gives its folder a new name, which it may not have done yet.
@@ -310,7 +310,7 @@ def _mark(experiment: Experiment, phase: Phase, iteration: int) -> Callable[[], 
 
 
 def _end(experiment: Experiment, phase: Phase, iteration: int) -> Callable[[], bool]:
-    folder = experiment.directory.iteration(iteration)
+    folder = experiment.directory.iteration_folder(iteration)
     done = iteration + 1
 
     def training_is_over() -> bool:
@@ -322,7 +322,7 @@ def _end(experiment: Experiment, phase: Phase, iteration: int) -> Callable[[], b
         "credit": (folder / "credit.json").is_file,
         "training": training_is_over,
         "sync": (folder / "metrics.json").is_file,
-        "commit": experiment.directory.checkpoint(done).is_dir,
+        "commit": experiment.directory.checkpoint_folder(done).is_dir,
     }
     return ends[phase]
 

@@ -52,7 +52,7 @@ def _read() -> dict[str, Labelled]:
         name, settings = row.pop("grader"), row.pop("settings", {})
         asked = {key: row.pop(key) for key in ("gold", "prompt", "data") if key in row}
         cases = found[name].cases if name in found else ()
-        grader = Grader.registered()[name](**settings)
+        grader = Grader.parts_by_name()[name](**settings)
         found[name] = Labelled(grader, [*cases, Case(problem(**asked), **row)])
     return found
 

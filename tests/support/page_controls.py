@@ -50,7 +50,7 @@ def find_unanswered_controls(page: Browser) -> list[str]:
                 time.sleep(
                     0.1
                 )  # the form says what it says, and the page's mark is empty until it is answered
-                page.wait("document.body.dataset.mark")
+                page.wait("document.body.dataset.fingerprint")
                 title = page.script("return document.querySelector('h1')?.textContent")
                 if title in PROBLEMS:
                     found.append(f"{name} = {option}: {title}")

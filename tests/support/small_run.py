@@ -131,24 +131,24 @@ def weights_of(config: PolicyIteration, number: int | None = None) -> bytes:
     """The policy of a checkpoint, the newest one's if no number is given."""
     directory = directory_of(config)
     chosen = directory.checkpoints()[-1] if number is None else number
-    return (directory.checkpoint(chosen) / "policy" / "model.safetensors").read_bytes()
+    return (directory.checkpoint_folder(chosen) / "policy" / "model.safetensors").read_bytes()
 
 
 def answers_of(config: PolicyIteration, iteration: int) -> list[Trajectory]:
-    return read_trajectories(directory_of(config).iteration(iteration) / "trajectories.arrow")
+    return read_trajectories(directory_of(config).iteration_folder(iteration) / "trajectories.arrow")
 
 
 def episodes_of(config: PolicyIteration, iteration: int) -> list[Episode]:
-    return read_episodes(directory_of(config).iteration(iteration) / "episodes.arrow")
+    return read_episodes(directory_of(config).iteration_folder(iteration) / "episodes.arrow")
 
 
 def log_of(config: PolicyIteration) -> str:
-    return (directory_of(config).logs / "run.log").read_text()
+    return (directory_of(config).logs_folder / "run.log").read_text()
 
 
 def evaluated(config: PolicyIteration, number: int, label: str) -> tuple[dict[str, Any], list[Any]]:
     """The summary of a set, and its answers."""
-    folder = directory_of(config).evaluation(number, label)
+    folder = directory_of(config).evaluation_folder(number, label)
     rows = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
     return json.loads((folder / "summary.json").read_text()), rows
 

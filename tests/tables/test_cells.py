@@ -92,7 +92,7 @@ def write_validation_curve(plan: TableRuns, name: str, shares: Mapping[int, floa
     for run in plan.runs:
         if run.name == name:
             for iteration, share in shares.items():
-                folder = run.directory.evaluation(iteration, "validation")
+                folder = run.directory.evaluation_folder(iteration, "validation")
                 fabricated.write_answers(
                     folder, share + 0.025 * run.seed, split="validation", iteration=iteration
                 )

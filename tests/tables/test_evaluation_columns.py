@@ -78,7 +78,7 @@ def count_threads_of_runs(
 ) -> TableRuns:
     for (name, seed), (total, longest) in tokens.items():
         run = plan.run(name, seed)
-        count_threads(run.directory.evaluation(run.iterations, "test"), total, longest, spread=spread)
+        count_threads(run.directory.evaluation_folder(run.iterations, "test"), total, longest, spread=spread)
     return inspect_again(plan)
 
 
@@ -136,7 +136,7 @@ def test_intervals_of_tokens_are_over_seeds_and_problems_like_those_of_accuracy(
 
 def test_without_the_number_of_one_answer_the_interval_is_over_seeds_alone(tmp_path: Path) -> None:
     plan = count_threads_of_runs(threaded_plan(tmp_path), TOKENS)
-    path = plan.run("ppo", 1).directory.evaluation(4, "test") / "answers.jsonl"
+    path = plan.run("ppo", 1).directory.evaluation_folder(4, "test") / "answers.jsonl"
     first, *other_lines = path.read_text().splitlines()
     path.write_text("\n".join([json.dumps(json.loads(first) | {"threads": {LONGEST: None}}), *other_lines]))
     cell = measure_cells(plan).cells["parallel", "longest thread"]
@@ -153,7 +153,7 @@ def test_a_summary_without_threads_is_named_in_the_cell(tmp_path: Path) -> None:
     plan = count_threads_of_runs(plan, {key: value for key, value in TOKENS.items() if key[0] == "ppo"})
     results = measure_cells(plan)
     assert "no threads counted" in results.cells["parallel", "speed-up"].absent[2], "the other row's"
-    summary = plan.run("ppo", 1).directory.evaluation(4, "test") / "summary.json"
+    summary = plan.run("ppo", 1).directory.evaluation_folder(4, "test") / "summary.json"
     summary.write_text(json.dumps(json.loads(summary.read_text()) | {"threads": {}}))
     assert (
         measure_cells(plan).cells["parallel", "longest thread"].absent[1].startswith(f"no {LONGEST}: not in")
@@ -165,7 +165,7 @@ def test_pass_at_k_is_shown_where_there_are_enough_samples(tmp_path: Path) -> No
     rows = tuple(MethodRow(name=row.name, experiment=row.experiment) for row in ROWS)
     plan = threaded_plan(tmp_path, columns=columns, rows=rows)
     for run in plan.runs:
-        path = run.directory.evaluation(4, "test") / "summary.json"
+        path = run.directory.evaluation_folder(4, "test") / "summary.json"
         if path.is_file():
             path.write_text(json.dumps(json.loads(path.read_text()) | {"pass_at_k": {"1": 0.5, "4": 0.75}}))
     results = measure_cells(plan)

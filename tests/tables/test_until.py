@@ -326,7 +326,9 @@ def test_the_area_under_the_curve_can_be_compared(tmp_path: Path) -> None:
     fill(plan)
     for run in plan.runs:
         if run.name != "sft":
-            fabricated.write_answers(run.directory.evaluation(0, "validation"), 0.2, split="validation")
+            fabricated.write_answers(
+                run.directory.evaluation_folder(0, "validation"), 0.2, split="validation"
+            )
     (verdict,) = judge_differences(add_needed_seeds(make_plan(table_until)))
     assert verdict.reason == "narrow" and verdict.known is not None
     # The shares of the test set differ by 0.083 on average. The area starts from equal shares: half of it.
@@ -337,10 +339,10 @@ def test_failed_and_collapsed_runs_are_counted_in_a_column(tmp_path: Path) -> No
     plan = fill_until_done(table_until_narrow(tmp_path, 0.15))
     first = plan.runs_of("ppo")[0]
     fabricated.write_answers(
-        first.directory.evaluation(1, "validation"), 0.99, split="validation", iteration=1
+        first.directory.evaluation_folder(1, "validation"), 0.99, split="validation", iteration=1
     )
     second = plan.runs_of("grpo")[1]
-    (second.directory.checkpoint(second.iterations) / "state.json").unlink()
+    (second.directory.checkpoint_folder(second.iterations) / "state.json").unlink()
     second.record.parent.mkdir(parents=True, exist_ok=True)
     second.record.write_text(json.dumps({"attempts": [{"command": "run_iteration_loop", "exit_code": 1}]}))
     results = measure_cells(make_plan(plan.table))

@@ -24,7 +24,7 @@ from treetune.tasks.splitter_task import SplitterTask
 from treetune.tasks.steps import Gsm8kReference, Lines, StepSplitter
 from treetune.vocabulary import TextCodec
 
-SPLITTERS = sorted(StepSplitter.registered())
+SPLITTERS = sorted(StepSplitter.parts_by_name())
 PIECES = ["\n", " ", "$", "$$", "\\(", "\\[", "\\]", "\\)", "#### ", "\n#### ", ". ", "A", "b", "\\begin{a}",
           "\\end{a}", "[asy]", "[/asy]", "Then it is so. ", "x = 2", ",", "and", "é"]  # fmt: skip
 
@@ -47,7 +47,7 @@ def steps(splitter: StepSplitter, text: str) -> list[str]:
 @example(text="\n\n\n")
 @example(text="")
 def test_boundaries_rise_from_0_to_the_length_for_any_text_and_any_token_ids(name: str, text: str) -> None:
-    splitter = StepSplitter.registered()[name]()
+    splitter = StepSplitter.parts_by_name()[name]()
     offsets = splitter.boundaries(text)
     assert (offsets[0], offsets[-1]) == (0, len(text))
     assert all(start < end for start, end in pairwise(offsets))

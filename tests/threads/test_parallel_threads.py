@@ -32,7 +32,7 @@ from treetune.threads.fork_join import EVENTS
 from treetune.threads.format import text_segments
 from treetune.threads.numbers import count_threads
 from treetune.threads.parallel_threads import ParallelThreads
-from treetune.vocabulary import Problem, Trajectory, joined, sees
+from treetune.vocabulary import Problem, Trajectory, concatenate, sees
 
 PROBLEM = Problem(id="train/0", prompt="?", gold="")
 TWO_OUTLINES = "<Parallel><Outlines><Outline>1:a</Outline><Outline>2:b</Outline></Outlines>"
@@ -102,7 +102,7 @@ def test_the_text_that_each_call_saw_follows_from_the_segments() -> None:
                 if sees(segment.branch, other_segment.branch)
             ]
             prompt = plain(
-                joined([trajectory.prompt_ids, *(other_segment.token_ids for other_segment in before)])
+                concatenate([trajectory.prompt_ids, *(other_segment.token_ids for other_segment in before)])
             )
             assert sampled.pop(prompt) == plain(segment.token_ids)
             assert segment.logprobs is not None and segment.seconds == 1.0

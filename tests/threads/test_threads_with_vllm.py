@@ -46,7 +46,7 @@ from treetune.threads.parallel_threads import ParallelThreads, ThreadStates
 from treetune.trainer.base import Trainer
 from treetune.trainer.batches import Layout
 from treetune.tree import answers_of
-from treetune.vocabulary import Problem, Trajectory, joined, sees
+from treetune.vocabulary import Problem, Trajectory, concatenate, sees
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -123,7 +123,7 @@ def assert_sampled_after_what_it_saw(trajectory: Trajectory, model: BigramModel)
                 if sees(segment.branch, other_segment.branch)
             ]
             context = plain(
-                joined([trajectory.prompt_ids, *(other_segment.token_ids for other_segment in before)])
+                concatenate([trajectory.prompt_ids, *(other_segment.token_ids for other_segment in before)])
             )
             assert plain(segment.logprobs) == pytest.approx(
                 model.logprobs(context, plain(segment.token_ids)), abs=2e-3

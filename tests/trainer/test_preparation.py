@@ -30,7 +30,7 @@ PENALISED = [
     ClippedPolicyGradient(kl_coef=0.1, kl_estimator="k1", kl_placement=placement)
     for placement in ("loss", "reward", "advantage")
 ]
-OBJECTIVES = [part() for part in Objective.registered().values()] + PENALISED
+OBJECTIVES = [part() for part in Objective.parts_by_name().values()] + PENALISED
 PENALTY = 0.1 * 0.5
 """The penalty of each token, by the models below."""
 

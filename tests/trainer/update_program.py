@@ -23,7 +23,7 @@ def build_objective(type: str, **settings: Any) -> Any:
 
     if "teacher" in settings:
         settings["teacher"] = Teacher(**settings["teacher"])
-    return Objective.registered()[type](**settings)
+    return Objective.parts_by_name()[type](**settings)
 
 
 def distributions_of(trainer: Any, rows: Any) -> list[float]:

@@ -24,9 +24,10 @@ FIRST = {"source": "i1", "answer": "train/0#0"}
 """The first answer of a recorded run."""
 
 
-def mark_of(page: str) -> str:
-    """Reads the mark of a page: sent with the next request, it asks for the page only if that has changed."""
-    return page.split('data-mark="')[1].split('"')[0]
+def fingerprint_of(page: str) -> str:
+    """Reads the fingerprint of a page: sent with the next request, it asks for the page only if that has
+    changed."""
+    return page.split('data-fingerprint="')[1].split('"')[0]
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ def hostile_run(path: Path, answers: Sequence[str] = ()) -> ExperimentDirectory:
     lines.append(
         lines[-1] | {"problem": f"v/{len(answers)}", "text": half, "extracted": half, "prompt": half}
     )
-    answers_file = run.evaluation(1, "validation") / "answers.jsonl"
+    answers_file = run.evaluation_folder(1, "validation") / "answers.jsonl"
     answers_file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     summary = answers_file.with_name("summary.json")
     write_record(summary, read_record(summary, "") | {"answers": digest_of(answers_file)})

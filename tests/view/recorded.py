@@ -151,7 +151,7 @@ def record_iteration(
 ) -> None:
     """Writes an iteration (from 0) as a run commits it: answers, credit, the trainer's numbers, metrics."""
     sampled = answers(iteration) if sampled is None else sampled
-    folder = directory.iteration(iteration)
+    folder = directory.iteration_folder(iteration)
     write_trajectories(folder / "trajectories.arrow", sampled)
     episodes = [episode(answer) for answer in sampled]
     write_episodes(folder / "episodes.arrow", episodes, CODEC)
@@ -166,7 +166,7 @@ def record_evaluation(directory: ExperimentDirectory, done: int, label: str = "v
     """Writes the evaluation after `done` iterations."""
     sampled = answers(done, problems=6)
     summary = {"split": label, "iteration": done, **summarise(sampled, 0)}
-    write_evaluation(directory.evaluation(done, label), summary, sampled)
+    write_evaluation(directory.evaluation_folder(done, label), summary, sampled)
 
 
 def record_note(directory: ExperimentDirectory, author: str = "maria", label: str = "a label") -> None:

@@ -96,7 +96,7 @@ def test_events_are_evaluations_restarts_signs_and_resumes(store: Store, folder:
     for iteration, (restarts, sign) in enumerate([(0.0, 0.0), (1.0, 0.0), (1.0, 1.0), (0.0, 0.0)]):
         more = {"engine/restarts": restarts} if restarts else {}
         record_iteration(run, iteration, **{"diagnostics/kl": sign, **more})
-    console = Console(run.logs / "run.log", visible=False)
+    console = Console(run.logs_folder / "run.log", visible=False)
     console.say("continuing after iteration 2 of 9")
     console.say("warning: kl in iterations 1 to 3: it is above 9; lower the learning rate")
     console.close()
@@ -148,7 +148,7 @@ def test_a_resume_names_the_software_the_inputs_or_the_code_that_changed(store: 
 
 def test_a_resume_that_changed_something_is_one_event(store: Store, folder: Path) -> None:
     run = recorded_run(folder / "run")
-    console = Console(run.logs / "run.log", visible=False)
+    console = Console(run.logs_folder / "run.log", visible=False)
     for iterations in (2, 2, 3):
         console.say(f"continuing after iteration {iterations} of 9")
     console.close()

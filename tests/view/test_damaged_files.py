@@ -94,8 +94,8 @@ def test_a_timeline_with_broken_characters_and_impossible_times_is_shown(viewer:
           for n, at in enumerate((10**400, 1e300, -1.0, float("nan"), "soon"))),
     ]  # fmt: skip
     text = "".join(sealed_line(json.dumps(row)) for row in rows)
-    (run.logs / "run.timeline.jsonl").write_text(text)
-    Path(os.fsdecode(os.fsencode(run.logs) + b"/en\xffgine.timeline.jsonl")).write_text(text)
+    (run.logs_folder / "run.timeline.jsonl").write_text(text)
+    Path(os.fsdecode(os.fsencode(run.logs_folder) + b"/en\xffgine.timeline.jsonl")).write_text(text)
     lanes = [quote(lane) for lane in ("run: la⟨U+D800⟩ne", "en⟨U+DCFF⟩gine: phases")]
     open_all(viewer, "/timeline/trace?run=x", *(f"/timeline?run=x&lane={lane}" for lane in lanes))
     page = viewer.page("/timeline?run=x")
@@ -145,7 +145,7 @@ def test_an_experiment_with_a_link_out_of_its_folder_is_left_out_and_named(
     viewer: Viewer, elsewhere: Path, name: str
 ) -> None:
     run = viewer.record()
-    (run.logs / "run.log").write_text("a line\n")
+    (run.logs_folder / "run.log").write_text("a line\n")
     viewer.page("/run?run=run")
     replace_by_link(run.path / name, elsewhere)
     for page in ("run", "answers", "timeline", "notes"):
@@ -156,10 +156,10 @@ def test_an_experiment_with_a_link_out_of_its_folder_is_left_out_and_named(
 @pytest.mark.parametrize("name", ["trajectories.arrow", "episodes.arrow", "token_signals.arrow"])
 def test_answers_behind_a_link_are_left_out_and_named(viewer: Viewer, elsewhere: Path, name: str) -> None:
     run = viewer.record(iterations=2)
-    replace_by_link(run.iteration(0) / name, elsewhere)
+    replace_by_link(run.iteration_folder(0) / name, elsewhere)
     viewer.refusal("/answer?run=run&source=i1&answer=train/0%230", 404)
     viewer.page("/answer?run=run&source=i2&answer=train/0%230")
-    message = f"{run.iteration(0) / name} is not read: it is a symbolic link to a file outside of"
+    message = f"{run.iteration_folder(0) / name} is not read: it is a symbolic link to a file outside of"
     assert message in viewer.page("/answers?run=run")
 
 

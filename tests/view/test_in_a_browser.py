@@ -96,7 +96,7 @@ def test_every_page_of_an_experiment_is_reached_by_keys_and_shows_where_the_focu
 def test_an_answer_shows_its_credit_and_its_continuations_once_they_are_there(shown: Shown) -> None:
     run = begin_run(shown.viewer.folder / "run")
     record_iteration(run, 0)
-    credit = run.iteration(0) / "episodes.arrow"
+    credit = run.iteration_folder(0) / "episodes.arrow"
     episodes = credit.read_bytes()
     credit.unlink()
     shown.open("/answer?run=run&source=i1&answer=train/0%230&as=tokens")
@@ -177,7 +177,7 @@ def test_answers_are_read_labelled_and_left_by_keys_alone(shown: Shown) -> None:
     shown.wait("document.querySelector('[data-on]') !== null")
     shown.press("1")
     shown.wait(f"{title} === {listed[3]!r}")
-    my_notes = [note for note in read_notes(run.notes) if note.author == system_user()]
+    my_notes = [note for note in read_notes(run.notes_folder) if note.author == system_user()]
     assert [note.about.answer for note in my_notes] == [listed[2]]
     shown.script("history.back()")
     shown.wait("location.pathname === '/answers'")
@@ -216,7 +216,7 @@ def test_keys_choose_rows_open_pages_and_are_explained(shown: Shown) -> None:
 def test_hostile_names_are_shown_as_text(shown: Shown) -> None:
     for i, text in enumerate(HOSTILE):
         run = shown.viewer.record(f"run{i}", iterations=1, planned=2, credit={"type": text}, **{text: text})
-        (run.logs / "run.log").write_text(f"2026-11-22 19:03:11,801 INFO {text}\n")
+        (run.logs_folder / "run.log").write_text(f"2026-11-22 19:03:11,801 INFO {text}\n")
     pages = [f"/{page}?run=run{i}" for i in range(len(HOSTILE)) for page in ("run", "configuration")]
     for path in ("/", *pages):
         shown.open(path)
@@ -259,5 +259,5 @@ def test_a_note_is_written_by_keys_and_a_refresh_keeps_what_is_typed(shown: Show
     shown.wait("document.querySelectorAll('.one-note .label').length === 4")
 
     assert shown.script("return window.notReloaded")
-    notes = {note.author: note for note in read_notes(run.notes)}
+    notes = {note.author: note for note in read_notes(run.notes_folder)}
     assert notes[system_user()].text == "half a sen" and len(notes[system_user()].labels) == 3

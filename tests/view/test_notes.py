@@ -23,12 +23,12 @@ import pytest
 from httpx import Response
 from starlette.testclient import TestClient
 
-from tests.view.conftest import FIRST, TOKEN, Viewer, mark_of
+from tests.view.conftest import FIRST, TOKEN, Viewer, fingerprint_of
 from tests.view.recorded import answers, begin_run, record_iteration
 from treetune.exceptions import Damaged, NoteChanged
 from treetune.main import main
 from treetune.runtime.directory import ExperimentDirectory
-from treetune.view.app import MOST_SENT_BYTES, SEEN_MARK_HEADER, make_application
+from treetune.view.app import MOST_SENT_BYTES, SEEN_FINGERPRINT_HEADER, make_application
 from treetune.view.notes import NotedAnswer, check_labels, new_note, read_notes, save_note, system_user
 from treetune.view.store import Store
 
@@ -62,19 +62,21 @@ def desk(store: Store, client: TestClient) -> Desk:
 
 
 def texts(run: ExperimentDirectory) -> list[str]:
-    return [note.text for note in read_notes(run.notes)]
+    return [note.text for note in read_notes(run.notes_folder)]
 
 
 def test_a_note_lies_beside_the_run_and_is_shown_listed_filtered_and_exported(
     desk: Desk, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = desk.record()
-    mark = mark_of(desk.page("/answer", **WHERE))
+    fingerprint = fingerprint_of(desk.page("/answer", **WHERE))
     response = desk.write(label=["wrong step"], labels="lucky, wrong step", note=HOSTILE)
     assert response.status_code == 200 and response.url.path == "/answer"
     assert "<script>window" not in response.text and "⟨RLO⟩" in response.text
-    assert desk.get("/answer", {SEEN_MARK_HEADER: mark}, **WHERE).status_code == 200, "the page is sent anew"
-    [note] = read_notes(run.notes)
+    assert desk.get("/answer", {SEEN_FINGERPRINT_HEADER: fingerprint}, **WHERE).status_code == 200, (
+        "the page is sent anew"
+    )
+    [note] = read_notes(run.notes_folder)
     assert (note.labels, note.text, note.author) == (("wrong step", "lucky"), HOSTILE, system_user())
     assert (note.about.source, note.about.problem, note.about.sample) == ("i1", "train/0", 0)
     listed = desk.page("/answers?run=run&label=lucky")
@@ -99,7 +101,7 @@ def test_a_note_lies_beside_the_run_and_is_shown_listed_filtered_and_exported(
     assert "1 note: " in capsys.readouterr().out
 
     desk.write()
-    assert read_notes(run.notes) == [] and "There are no notes yet" in desk.page("/notes")
+    assert read_notes(run.notes_folder) == [] and "There are no notes yet" in desk.page("/notes")
 
 
 def test_a_note_stays_with_its_text_when_the_iteration_is_sampled_again(desk: Desk) -> None:
@@ -113,7 +115,7 @@ def test_a_note_stays_with_its_text_when_the_iteration_is_sampled_again(desk: De
     assert "was deleted, or is still being read" in desk.page("/notes")
     refused = desk.post(form_of_first_text)
     assert refused.status_code == 409 and "the answer was sampled again" in refused.text
-    assert len(read_notes(run.notes)) == 1
+    assert len(read_notes(run.notes_folder)) == 1
     record_iteration(run, 0)
     assert "about the first" in desk.page("/answer", **WHERE), "the answer has its first text again"
 
@@ -146,20 +148,20 @@ def test_notes_that_are_written_at_the_same_time_lose_nothing(tmp_path: Path) ->
     with ThreadPoolExecutor(8) as threads:
         saved = list(threads.map(write, range(8)))
 
-    notes = read_notes(run.notes)
+    notes = read_notes(run.notes_folder)
     assert {note.text for note in notes if note.labels} == set("01234567")
     assert saved.count(True) == 1 and len(notes) == 9
-    assert all(path.parent == run.notes for path in run.notes.rglob("*"))
+    assert all(path.parent == run.notes_folder for path in run.notes_folder.rglob("*"))
 
 
 def test_other_authors_notes_are_shown_and_kept(desk: Desk) -> None:
     run = desk.record()
     desk.write(labels="mine")
-    [my_note] = read_notes(run.notes)
+    [my_note] = read_notes(run.notes_folder)
     save_note(run, replace(my_note, author="somebody", labels=("theirs",)), "")
     page = desk.write(labels="mine too").text
     assert "<b>somebody</b>" in page and 'value="theirs"' in page, "suggested too"
-    assert sorted(note.labels for note in read_notes(run.notes)) == [("mine too",), ("theirs",)]
+    assert sorted(note.labels for note in read_notes(run.notes_folder)) == [("mine too",), ("theirs",)]
 
 
 def test_only_the_page_itself_can_write_and_only_notes(desk: Desk) -> None:
@@ -172,7 +174,7 @@ def test_only_the_page_itself_can_write_and_only_notes(desk: Desk) -> None:
     assert stranger.post(fields).status_code == 403
     assert desk.client.post("/answers", params=WHERE, data=fields, headers=ORIGIN).status_code == 405
     assert desk.post({**fields, "note": "x" * MOST_SENT_BYTES}).status_code == 413
-    assert not run.notes.exists()
+    assert not run.notes_folder.exists()
 
 
 @pytest.mark.parametrize(
@@ -190,7 +192,7 @@ def test_too_long_notes_and_labels_are_refused_with_the_limit(
     run = desk.record()
     refused = desk.write(**fields)
     assert refused.status_code == 409 and message in refused.text
-    assert not run.notes.exists()
+    assert not run.notes_folder.exists()
 
 
 def test_a_viewer_that_cannot_write_says_so(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,12 +213,12 @@ def test_a_damaged_note_is_named_and_hides_no_other(desk: Desk, capsys: pytest.C
     run = desk.record()
     for answer in ("train/0#0", "train/1#0"):
         desk.write({**WHERE, "answer": answer}, note=f"on {answer}")
-    damaged, _ = sorted(run.notes.glob("*.json"))
+    damaged, _ = sorted(run.notes_folder.glob("*.json"))
     damaged.write_text(damaged.read_text().replace("on train", "at train"))
     page = desk.page("/notes")
     assert "<b>1</b> note " in page and f"{damaged} is damaged" in page
     with pytest.raises(Damaged, match="checksum"):
-        read_notes(run.notes)
+        read_notes(run.notes_folder)
     output = desk.folder / "x.parquet"
     assert main(["export_notes", str(run.path), "--output", str(output)]) == 2
     assert "is damaged" in capsys.readouterr().err and not output.exists()

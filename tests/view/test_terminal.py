@@ -123,7 +123,7 @@ def test_control_characters_and_markup_of_a_model_are_shown_as_text(tmp_path: Pa
     hostile = "\x1b[2J\x1b]0;title\x07 \x9b31m [bold]x[/bold] :smile: \u202etxt\r\x00 end"
     directory = begin_run(tmp_path / "run\x1b[31m")
     record_iteration(directory, 0)
-    write_trajectories(directory.iteration(0) / "trajectories.arrow", [trajectory(0, 0, hostile)])
+    write_trajectories(directory.iteration_folder(0) / "trajectories.arrow", [trajectory(0, 0, hostile)])
     shown = view_of(tmp_path, 200)
     for keys in (["open"], ["answers"], ["back"]):
         for key in keys:
@@ -138,7 +138,7 @@ def test_damaged_answers_are_a_line_that_names_them(tmp_path: Path) -> None:
     recorded_run(tmp_path / "good")
     directory = begin_run(tmp_path / "torn")
     record_iteration(directory, 0)
-    (directory.iteration(0) / "trajectories.arrow").write_bytes(b"nothing")
+    (directory.iteration_folder(0) / "trajectories.arrow").write_bytes(b"nothing")
     shown = view_of(tmp_path, 120)
     assert "good" in text_of(shown)
     shown.press("next")

@@ -43,5 +43,5 @@ class SecondTry(SingleTurn):
         for answer in answers_of(second_trees):
             # The number of an answer is unique in its group.
             numbered = replace(answer, sample=answer.sample + self.samples)
-            unsolved[answer.problem.id].take(numbered)
+            unsolved[answer.problem.id].add_answer(numbered)
         return trees, trajectory_metrics(context, answers_of(trees))

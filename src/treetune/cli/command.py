@@ -197,7 +197,7 @@ def evaluate_configuration(options: Options) -> Config:
     configs = files_of(options)
     config = load(configs, options.override or ())
     family = root_family(config)
-    part = family.registered().get(str(config.data.get("type")))
+    part = family.parts_by_name().get(str(config.data.get("type")))
     if part is None:
         return config
     # Evaluates again without the keys that this kind of root doesn't have. A table has no seed, for example:
@@ -217,7 +217,7 @@ def root_family(config: Config, expected: str = "an experiment") -> type[Registr
     families = root_families()
     name = config.data.get("type")
     for family in families:
-        if isinstance(name, str) and name in family.registered():
+        if isinstance(name, str) and name in family.parts_by_name():
             return family
     return next(family for family in families if family.root == expected)
 

@@ -133,7 +133,7 @@ def _describe_key(name: str, owner: type | None, key: Key | None) -> Iterator[st
     from treetune.config.schema import family_of, family_word, list_names
 
     if name == "type" and (family := family_of(owner)):
-        yield wrap_text("  type      ", f"a {family_word(family)}: {list_names(family.registered())}")
+        yield wrap_text("  type      ", f"a {family_word(family)}: {list_names(family.parts_by_name())}")
     if key is None:
         return
 
@@ -182,7 +182,7 @@ def _list_settings(settings: Sequence[Setting]) -> list[str]:
 
 def complete_keys(ctx: click.Context, parameter: click.Parameter, prefix: str) -> list[str]:
     """Returns the key paths of the configuration that the command line names so far."""
-    from treetune.config.errors import dotted
+    from treetune.config.errors import dotted_key
     from treetune.config.explain import key_paths
     from treetune.exceptions import ConfigError
 
@@ -195,13 +195,13 @@ def complete_keys(ctx: click.Context, parameter: click.Parameter, prefix: str) -
         data = evaluate_configuration(options).data
     except ConfigError:
         return []  # the configuration is wrong, or not named yet
-    return [path for path in map(dotted, key_paths(data)) if path.startswith(prefix)]
+    return [path for path in map(dotted_key, key_paths(data)) if path.startswith(prefix)]
 
 
 def _unknown_key(config: Config, name: str) -> ValueError:
     """Returns the error about a key that doesn't exist, with the nearest of the existing ones."""
     from treetune.config.build import keys_at
-    from treetune.config.errors import ConfigIssue, dotted, nearest
+    from treetune.config.errors import ConfigIssue, dotted_key, nearest
     from treetune.config.explain import key_paths
     from treetune.exceptions import ConfigError
 
@@ -209,7 +209,7 @@ def _unknown_key(config: Config, name: str) -> ValueError:
     siblings = keys_at(root_family(config), config.data, path[:-1])
     # Keys that are set, and other keys of the same object, which may have their defaults.
     candidates = {*key_paths(config.data), *((*path[:-1], sibling) for sibling in siblings)}
-    near = nearest(name, sorted(map(dotted, candidates)), count=3)
+    near = nearest(name, sorted(map(dotted_key, candidates)), count=3)
     remedy = f"did you mean {' or '.join(near)}?" if near else "`treetune print_config` shows all of them"
     return ConfigError([ConfigIssue("there is no such key", name, remedy=remedy)])
 
@@ -289,7 +289,7 @@ def print_schema(options: Options) -> int:
 
 def _describe_part(entry: PartEntry) -> list[str]:
     """Returns the lines about a part: its name, its docstring, and its keys with their defaults."""
-    lines = [f"{entry.title}  ({entry.place})", "", textwrap.indent(entry.text, "  "), ""]
+    lines = [f"{entry.title}  ({entry.qualified_name})", "", textwrap.indent(entry.text, "  "), ""]
     for key in entry.keys:
         default = "no default" if key.default is None else f"default {key.default}"
         lines.append(

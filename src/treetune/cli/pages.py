@@ -79,7 +79,7 @@ def _part_section(entry: PartEntry) -> Iterator[str]:
     """Yields the lines about a part: its docstring, its place, and a table of its keys."""
     yield _as_markdown(entry.text)
     yield ""
-    yield f"In `{entry.place}`."
+    yield f"In `{entry.qualified_name}`."
     yield ""
     if not entry.keys:
         yield "It has no keys."

@@ -106,7 +106,7 @@ class RunningJobs(Protocol):
     def alive(self) -> set[int]:
         """Returns the shards whose job runs or is queued. Raises OSError if that isn't known."""
 
-    def running(self) -> set[int]:
+    def running_shards(self) -> set[int]:
         """Returns the shards whose job runs."""
 
     def describe_end(self, shard: int) -> str:
@@ -219,7 +219,7 @@ class _Local:
         self._start_waiting()
         return {*self._processes.running, *self._waiting}
 
-    def running(self) -> set[int]:
+    def running_shards(self) -> set[int]:
         return set(self._processes.running)
 
     def describe_end(self, shard: int) -> str:
@@ -401,7 +401,7 @@ class _Slurm:
             if task.state not in slurm.ENDED_STATES:
                 self._states[task.number] = task.state
 
-    def running(self) -> set[int]:
+    def running_shards(self) -> set[int]:
         return {shard for shard, state in self._states.items() if state in slurm.RUNNING_STATES}
 
     def describe_waits(self) -> Mapping[str, str]:

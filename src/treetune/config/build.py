@@ -6,17 +6,18 @@ import functools
 import json
 import operator
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 from pydantic import ValidationError
 
 from treetune.config import imports, remedies, schema
-from treetune.config.errors import ConfigIssue, dotted, nearest
+from treetune.config.errors import ConfigIssue, dotted_key, nearest
 from treetune.config.explain import MISSING_VALUE, Explanation, value_at
 from treetune.config.registrable import Registrable
 from treetune.contracts import KeyPath
 from treetune.exceptions import ConfigError
-from treetune.findings import UNKNOWN, findings
+from treetune.findings import UNKNOWN, collect_findings
 
 F = TypeVar("F", bound=Registrable)
 
@@ -118,6 +119,35 @@ def _part_class(annotation: Any, data: Any) -> type | None:
     return None
 
 
+@dataclass(frozen=True)
+class _Alternatives:
+    """The alternatives of a type that holds parts, sorted by how their values are built.
+
+    Example: ``None | str | Rollout | list[Rollout]`` has ``allows_null=True, plain=[str],
+    families=[Rollout], further=[list[Rollout]]``.
+    """
+
+    allows_null: bool
+    plain: list[Any]
+    """Types without parts, such as `str`. A text, a number or a boolean belongs to them, since values with
+    parts are objects and lists."""
+    families: list[type[Registrable]]
+    """Families of parts, whose objects have a `type`."""
+    further: list[Any]
+    """Classes outside of families, whose objects have no `type`, and lists and objects of parts."""
+
+
+def _sort_alternatives(annotation: Any) -> _Alternatives:
+    alternatives = schema.alternatives_of(annotation)
+    types = [alternative for alternative in alternatives if alternative is not type(None)]
+    return _Alternatives(
+        allows_null=type(None) in alternatives,
+        plain=[kind for kind in types if not schema.holds_parts(kind)],
+        families=[kind for kind in types if schema.is_family(kind)],
+        further=[kind for kind in types if schema.holds_parts(kind) and not schema.is_family(kind)],
+    )
+
+
 class _Builder:
     """Builds the parts of a configuration, and collects all mistakes on the way."""
 
@@ -143,29 +173,21 @@ class _Builder:
             return self._build_plain_value(annotation, data, key)
         if constraints and not self._fits_constraints(annotation, constraints, data, key):
             return UNKNOWN
-        alternatives = schema.alternatives_of(inner)
-        if data is None and type(None) in alternatives:
+        alternatives = _sort_alternatives(inner)
+        if data is None and alternatives.allows_null:
             return None
-        alternatives_with_parts = [member for member in alternatives if schema.holds_parts(member)]
-        plain_alternatives = []
-        for member in alternatives:
-            if member not in alternatives_with_parts and member is not type(None):
-                plain_alternatives.append(member)
-        # With `str | Part`, a text belongs to the plain alternative, since parts are objects, or lists or
-        # objects of parts.
-        if plain_alternatives and not isinstance(data, dict | list):
-            plain_union = functools.reduce(operator.or_, plain_alternatives)  # such as `int | str`
+        if alternatives.plain and not isinstance(data, dict | list):
+            plain_union = functools.reduce(operator.or_, alternatives.plain)  # such as `int | str`
             return self._build_plain_value(plain_union, data, key)
-        families = [member for member in alternatives_with_parts if schema.is_family(member)]
-        # If all of them are families, `_build_family_part` also gets data that is no object. It then notes
+        # If there are only families, `_build_family_part` also gets data that is no object. It then notes
         # that the data should be an object with a `type`.
-        if families and (isinstance(data, dict) or len(families) == len(alternatives_with_parts)):
-            return self._build_family_part(families, data, key)
+        if alternatives.families and (isinstance(data, dict) or not alternatives.further):
+            return self._build_family_part(alternatives.families, data, key)
         # Without a `type`, nothing tells several such alternatives apart. So the first one is taken.
-        first_with_parts = alternatives_with_parts[0]
-        if schema.is_plain_part(first_with_parts):
-            return self._build_object(remedies.Owner(first_with_parts), data, key)
-        return self._build_container(schema.split_constraints(first_with_parts)[0], data, key)
+        further = alternatives.further[0]
+        if schema.is_plain_part(further):
+            return self._build_object(remedies.Owner(further), data, key)
+        return self._build_container(schema.split_constraints(further)[0], data, key)
 
     def check(self, part: Any) -> None:
         """Notes the errors and warnings that the parts of a whole configuration find. Things that are missing
@@ -175,9 +197,10 @@ class _Builder:
         if part is UNKNOWN or not isinstance(part, Registrable) or part.root is None:
             return
         keys_with_issues = {key for key, _ in self._issues}
-        # After a mistake, a check may raise an exception because of a wrong value. `findings` ignores that.
+        # After a mistake, a check may raise an exception because of a wrong value. `collect_findings` ignores
+        # that.
         has_mistakes = self._count_mistakes() > 0
-        for key, finding in findings(part, known_wrong=has_mistakes):
+        for key, finding in collect_findings(part, known_wrong=has_mistakes):
             if finding.level == "warning":
                 self.warnings.append(finding.what)
             # A key that has an issue already, because its own value is wrong, gets no second one.
@@ -340,7 +363,7 @@ class _Builder:
     def _note_wrong(self, key: KeyPath, fault: str, remedy: str | None) -> Any:
         """Notes a mistake at a key. Returns UNKNOWN."""
         source = remedies.find_source(key, self._explanation)
-        self._issues.append((key, ConfigIssue(fault, dotted(key) or "configuration", source, remedy)))
+        self._issues.append((key, ConfigIssue(fault, dotted_key(key) or "configuration", source, remedy)))
         return UNKNOWN
 
 

@@ -84,7 +84,7 @@ def did_you_mean(name: str, candidates: Sequence[str]) -> str:
     return f"known: {', '.join(sorted(candidates)) or 'none'}"
 
 
-def dotted(path: Sequence[str]) -> str:
+def dotted_key(path: Sequence[str]) -> str:
     return ".".join(path)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from typing_extensions import override
 
 from treetune.config import lexer
-from treetune.config.errors import dotted
+from treetune.config.errors import dotted_key
 from treetune.config.jsonnet_frames import read_frames
 from treetune.config.layers import (
     CONFIGS_FOLDER,
@@ -539,7 +539,7 @@ def describe_overridden_files(config: Config) -> Iterator[str]:
             if value != value_at(without_it, path) and not isinstance(value, dict):
                 overridden_paths.append(path)
         overriding_files = _files_that_set(overridden_paths, later_layers, config)
-        shown_keys = ", ".join(dotted(path) for path in overridden_paths[:MOST_SHOWN_KEYS])
+        shown_keys = ", ".join(dotted_key(path) for path in overridden_paths[:MOST_SHOWN_KEYS])
         ellipsis = ", …" if len(overridden_paths) > MOST_SHOWN_KEYS else ""
         yield (
             f"{layer.name} changes nothing: all that it sets ({shown_keys}{ellipsis}) is overridden by"

@@ -142,7 +142,7 @@ def _import_and_check(name: str, key: KeyPath, source: str | None) -> Iterator[C
         yield _issue_of_failed_import(name, label, source, error)
         return
     for family in Registrable.__subclasses__():
-        for part_type, part in family.registered().items():
+        for part_type, part in family.parts_by_name().items():
             if part.__module__ == name or part.__module__.startswith(f"{name}."):
                 yield from _issues_of_part(family, part_type, part, label, source)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from treetune.config import lexer
-from treetune.config.errors import ConfigIssue, dotted
+from treetune.config.errors import ConfigIssue, dotted_key
 from treetune.config.explain import COMPUTED_VALUE, Explanation
 from treetune.config.jsonnet_frames import STATIC_ERROR, Frame, location_of, read_frames
 from treetune.config.layers import Config, Layer
@@ -129,7 +129,7 @@ def _describe_computed_key(
             for match in _REFERENCE.finditer(inner_frame.text(text)):
                 referenced_keys[tuple(match[1].strip(".").split("."))] = None
     setters = [_describe_setter(path, layers, variables) for path in referenced_keys]
-    return "; ".join([f"in the value of {dotted(key)} ({location_of(frame)})", *filter(None, setters)])
+    return "; ".join([f"in the value of {dotted_key(key)} ({location_of(frame)})", *filter(None, setters)])
 
 
 def _describe_setter(key: KeyPath, layers: Sequence[Layer], variables: Mapping[str, str]) -> str | None:
@@ -142,7 +142,7 @@ def _describe_setter(key: KeyPath, layers: Sequence[Layer], variables: Mapping[s
         if settings := explanation.settings(key):
             value: Any = settings[-1].value
             text = "" if value is COMPUTED_VALUE else f" ({_shorten_value(value)})"
-            return f"it is made from {dotted(key)}, which {settings[-1].location} sets{text}"
+            return f"it is made from {dotted_key(key)}, which {settings[-1].location} sets{text}"
         key = key[:-1]
     return None
 

@@ -112,6 +112,16 @@ def mentions(text: str, name: str) -> bool:
     return any(token.is_field_name and token.value == name for token in split_tokens(text))
 
 
+@dataclass(frozen=True)
+class _OpenBracket:
+    """A bracket that is not closed yet."""
+
+    sign: str
+    """``{``, ``[`` or ``(``."""
+    key: str | int | None
+    """The key whose value begins with this bracket; None if there is none."""
+
+
 class _OpenKeys:
     """The keys around the present place of a file, which is read token by token.
 
@@ -119,8 +129,8 @@ class _OpenKeys:
     """
 
     def __init__(self) -> None:
-        self._open: list[tuple[str, str | int | None]] = []
-        """The open brackets, each with the key whose value it begins; None without a key."""
+        self._brackets: list[_OpenBracket] = []
+        """The open brackets, the innermost last."""
         self._current_key: str | int | None = None
         """The field, or the number of the list's item, whose value is being read; None between fields."""
         self._previous: Token | None = None
@@ -128,42 +138,62 @@ class _OpenKeys:
     @property
     def keys(self) -> list[str | int]:
         """The keys on the way from the file's own object to the value that is being read."""
-        keys = [key for _, key in self._open]
+        keys = [bracket.key for bracket in self._brackets]
         return [key for key in (*keys, self._current_key) if key is not None]
 
     def read(self, token: Token) -> str | None:
         """Reads the next token. If the token is the colon after a field's name, returns the name, else None.
 
-        Also updates `_current_key` and the keys of the open brackets.
+        Example: for the tokens of ``{ rows: [1, 2] }``, the result is "rows" at the colon, and None at all
+        other tokens.
         """
         previous, self._previous = self._previous, token
-        innermost = self._open[-1][0] if self._open else ""
+        # Literals, names and all other signs change nothing.
         if token.text in _FIELD_COLONS:
-            if innermost == "{" and previous is not None and previous.is_field_name:
-                self._current_key = previous.value
-                return previous.value
-        elif token.kind != "other":
-            return None
-        elif token.text == "{":
-            self._open.append(("{", self._current_key))
-            self._current_key = None
-        elif token.text == "[":
-            self._open.append(("[", self._current_key))
-            self._current_key = 0
-        elif token.text == "(":
-            # The key stays: in ``key: f({…}, {…})`` both objects belong to the key's value.
-            self._open.append(("(", None))
-        elif token.text in ("}", "]", ")") and self._open:
-            opening, key = self._open.pop()
-            # The value may continue after the bracket, as in ``key: {…} + {…}``.
-            if opening != "(":
-                self._current_key = key
+            return self._begin_value(previous)
+        if token.text in ("{", "[", "("):
+            self._open_bracket(token.text)
+        elif token.text in ("}", "]", ")"):
+            self._close_bracket()
         elif token.text == ",":
-            if isinstance(self._current_key, int) and innermost == "[":
-                self._current_key += 1
-            elif innermost != "(":
-                self._current_key = None
+            self._end_item()
         return None
+
+    @property
+    def _innermost(self) -> str:
+        """The sign of the innermost open bracket; empty if no bracket is open."""
+        return self._brackets[-1].sign if self._brackets else ""
+
+    def _begin_value(self, previous: Token | None) -> str | None:
+        """Reads a colon, and returns the field's name before it. Other colons, as in a slice, have none."""
+        if self._innermost != "{" or previous is None or not previous.is_field_name:
+            return None
+        self._current_key = previous.value
+        return previous.value
+
+    def _open_bracket(self, sign: str) -> None:
+        if sign == "(":
+            # The key stays: in ``key: f({…}, {…})`` both objects belong to the key's value.
+            self._brackets.append(_OpenBracket(sign, None))
+            return
+        self._brackets.append(_OpenBracket(sign, self._current_key))
+        self._current_key = 0 if sign == "[" else None  # a list begins with its item 0
+
+    def _close_bracket(self) -> None:
+        if not self._brackets:
+            return
+        bracket = self._brackets.pop()
+        # The value may continue after the bracket, as in ``key: {…} + {…}``.
+        if bracket.sign != "(":
+            self._current_key = bracket.key
+
+    def _end_item(self) -> None:
+        """Reads a comma, which ends a field or an item. Commas within parentheses end only arguments."""
+        if self._innermost == "[":
+            assert isinstance(self._current_key, int), "an item has a number"
+            self._current_key += 1
+        elif self._innermost == "{":
+            self._current_key = None
 
 
 def field_at(text: str, line: int, column: int) -> tuple[str, ...]:

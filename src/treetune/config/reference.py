@@ -54,20 +54,20 @@ class PartEntry:
         return docstring_of(self.part)
 
     @property
-    def place(self) -> str:
+    def qualified_name(self) -> str:
         return f"{self.part.__module__}.{self.part.__qualname__}"
 
 
 def list_families() -> list[type[Registrable]]:
     """Returns every family that has a part, sorted by name."""
-    with_parts = [family for family in Registrable.__subclasses__() if family.registered()]
+    with_parts = [family for family in Registrable.__subclasses__() if family.parts_by_name()]
     return sorted(with_parts, key=schema.family_word)
 
 
 def part_entries(family: type[Registrable]) -> list[PartEntry]:
     """Returns the parts of a family, sorted by name."""
     word = schema.family_word(family)
-    return [part_entry(part, word, name) for name, part in sorted(family.registered().items())]
+    return [part_entry(part, word, name) for name, part in sorted(family.parts_by_name().items())]
 
 
 def part_entry(part: type, family: str | None = None, name: str | None = None) -> PartEntry:

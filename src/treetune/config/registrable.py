@@ -100,7 +100,7 @@ class Registrable(Part):
         return None
 
     @classmethod
-    def registered(cls) -> dict[str, type]:
+    def parts_by_name(cls) -> dict[str, type]:
         """Returns the classes of this family's parts, by name."""
         return dict(cls._parts)
 

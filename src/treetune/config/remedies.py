@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from treetune.config import schema
-from treetune.config.errors import ConfigIssue, did_you_mean, dotted, nearest
+from treetune.config.errors import ConfigIssue, did_you_mean, dotted_key, nearest
 from treetune.config.explain import Explanation
 from treetune.config.registrable import Registrable
 from treetune.contracts import Finding, KeyPath
-from treetune.findings import findings
+from treetune.findings import collect_findings
 
 KEY_BY_FOREIGN_NAME = {
     "lr": "learning_rate",
@@ -82,7 +82,7 @@ def issue_of_unknown_key(
     types_with_key = [repr(type_name) for type_name, part in types if name_in_file in schema.keys_of(part)]
     if types_with_key:
         # Often another file sets `type` in an object whose other keys belong to the earlier type.
-        name_of_object = dotted(key[-2:-1])  # the key of the object around it; empty for the root object
+        name_of_object = dotted_key(key[-2:-1])  # the key of the object around it; empty for the root object
         remedy = (
             f"it is a key of {' and '.join(types_with_key)}: choose that type or drop the key; where the type"
             f" was changed over another file's object, write `{name_of_object}: {{…}}` there, without `+`"
@@ -97,7 +97,7 @@ def issue_of_unknown_key(
     source_of_type = find_source((*key[:-1], "type"), explanation)
     if types_with_key and source_of_type and source_of_type != where:
         where = f"{where}; the type is from {source_of_type}"
-    return ConfigIssue(f"unknown key of {owner.label}", dotted(key), where, remedy)
+    return ConfigIssue(f"unknown key of {owner.label}", dotted_key(key), where, remedy)
 
 
 def meant_key(key: KeyPath, owner: Owner) -> str | None:
@@ -137,14 +137,14 @@ def _issue_of_missing(
         # The most common mistake in Jsonnet: `trainer: {…}` instead of `trainer+: {…}`.
         remedy = (
             f"{settings[-1].location} sets it, and {setter_of_object} replaces the whole of"
-            f" {dotted(key[:-1])}: write `{key[-2]}+: {{…}}` there to keep what was set before"
+            f" {dotted_key(key[:-1])}: write `{key[-2]}+: {{…}}` there to keep what was set before"
         )
-        return ConfigIssue(fault, dotted(key), setter_of_object, remedy)
+        return ConfigIssue(fault, dotted_key(key), setter_of_object, remedy)
     where = "no file sets it"
     if setter_of_object:
         where += f"; the object is made by {setter_of_object}"
     remedy = "; ".join(filter(None, [how_to_set(key), further_remedy]))
-    return ConfigIssue(fault, dotted(key), where, remedy)
+    return ConfigIssue(fault, dotted_key(key), where, remedy)
 
 
 def issue_of_refusal(
@@ -158,10 +158,10 @@ def issue_of_refusal(
     words_of_message = set(re.findall(r"\w+", re.sub(r"\{\w+\}", "", str(error))))
     named_keys = [name for name in schema.keys_of(owner.part) if name in words_of_message]
     if named_keys:
-        paths = " or ".join(dotted((*key, name)) for name in named_keys)
+        paths = " or ".join(dotted_key((*key, name)) for name in named_keys)
         remedy = f"change {paths}, e.g. {override_option((*key, named_keys[0]))}"
     elif key:
-        remedy = f"change {dotted(key)}"
+        remedy = f"change {dotted_key(key)}"
     else:
         # The root object has no path, and the message says which two values contradict each other.
         remedy = "change one of the two"
@@ -169,7 +169,7 @@ def issue_of_refusal(
     keys_in_data = [name for name in named_keys if name in data]  # the others have their defaults
     if explanation and keys_in_data:
         where = ", ".join(f"{name} from {find_source((*key, name), explanation)}" for name in keys_in_data)
-    return ConfigIssue(str(error), dotted(key) or "configuration", where, remedy)
+    return ConfigIssue(str(error), dotted_key(key) or "configuration", where, remedy)
 
 
 def issue_of_finding(key: KeyPath, finding: Finding, explanation: Explanation | None) -> ConfigIssue:
@@ -178,17 +178,17 @@ def issue_of_finding(key: KeyPath, finding: Finding, explanation: Explanation | 
     example = ""
     if key and _is_writable(key) and "--override" not in finding.remedy:
         example = f"; e.g. {override_option(key)}"
-    return ConfigIssue(finding.what, dotted(key) or "configuration", where, finding.remedy + example)
+    return ConfigIssue(finding.what, dotted_key(key) or "configuration", where, finding.remedy + example)
 
 
 def issues_of_this_machine(root: Any, explanation: Explanation | None) -> list[ConfigIssue]:
     """Returns an issue for everything that the parts of a configuration need and this machine doesn't
     have: files, models, GPUs, packages."""
     issues = []
-    for key, finding in findings(root):
+    for key, finding in collect_findings(root):
         if finding.level == "missing":
             where = find_source(key, explanation)
-            issues.append(ConfigIssue(finding.what, dotted(key) or None, where, finding.remedy or None))
+            issues.append(ConfigIssue(finding.what, dotted_key(key) or None, where, finding.remedy or None))
     return issues
 
 
@@ -216,7 +216,7 @@ def suggest_value(annotation: Any, data: Any) -> str | None:
 
 
 def how_to_set(key: KeyPath) -> str | None:
-    return f"set {dotted(key)} in a file, or {override_option(key)}" if key else None
+    return f"set {dotted_key(key)} in a file, or {override_option(key)}" if key else None
 
 
 def find_source(key: KeyPath, explanation: Explanation | None) -> str | None:

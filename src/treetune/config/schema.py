@@ -125,7 +125,7 @@ def is_plain_part(annotation: Any) -> bool:
 
 def registered_parts(family: type[Registrable]) -> dict[str, type]:
     """Returns the registered parts that a value of type `family` can be, by name."""
-    return {name: part for name, part in family.registered().items() if issubclass(part, family)}
+    return {name: part for name, part in family.parts_by_name().items() if issubclass(part, family)}
 
 
 def list_names(registered: Mapping[str, type]) -> str:

@@ -22,7 +22,7 @@ from treetune.vocabulary import (
     SegmentSpan,
     Trajectory,
     are_sampled,
-    joined,
+    concatenate,
 )
 
 
@@ -93,7 +93,7 @@ def _behaviour_logprobs(trajectory: Trajectory) -> Column | None:
             logprobs_of_segments.append(segment.logprobs)
         else:
             return None
-    logprobs = joined(logprobs_of_segments)
+    logprobs = concatenate(logprobs_of_segments)
     assert len(logprobs) == len(trajectory.response_ids), f"{trajectory.id}: a log-prob per token"
     return logprobs
 

@@ -146,10 +146,10 @@ class TreeCredit(Credit):
             # With "each", every answer trains all of its nodes. Otherwise a shared node is trained only in
             # the first answer that has it.
             if self.weight == "once":
-                episode = sharing.trained_once(index, episode, scales=[1.0] * len(path))
+                episode = sharing.train_tokens_once(index, episode, scales=[1.0] * len(path))
             elif self.weight == "reach":
-                # Without `scales`, the advantages of each node are multiplied by its `Sharing.reach`.
-                episode = sharing.trained_once(index, episode)
+                # Without `scales`, the advantages of each node are multiplied by its `Sharing.reach_weights`.
+                episode = sharing.train_tokens_once(index, episode)
             episodes.append(episode)
         return episodes
 
@@ -173,7 +173,7 @@ class TreeCredit(Credit):
                 # The answer is compared within several groups: all answers, and the answers below each node
                 # that it shares with others. The last node of a path is never shared. An earlier node isn't
                 # shared either if the other answers below it could not be graded.
-                shared_nodes = [node for node in path[:-1] if len(sharing.below[node]) > 1]
+                shared_nodes = [node for node in path[:-1] if len(sharing.leaves_below[node]) > 1]
                 baselines = [values[group] for group in (ROOT, *shared_nodes)]
                 advantage = mean([reward - baseline for baseline in baselines])
                 advantages.append([advantage] * len(path))  # the same at all its nodes
@@ -244,7 +244,7 @@ def branch_values(sharing: Sharing, rewards: Sequence[float]) -> dict[int, float
     """Returns V of the prompt and of each node: the mean of V over the nodes that follow it. For a node that
     ends an answer, V is the answer's reward."""
     values: dict[int, float] = {}
-    answers_below = sharing.below  # for each node, the indices of the answers below it
+    answers_below = sharing.leaves_below  # for each node, the indices of the answers below it
     # A node has a larger number than its parent, so from the largest number down, children come first.
     for node in (*sorted(answers_below, reverse=True), ROOT):
         children = sharing.children.get(node)
@@ -259,7 +259,7 @@ def branch_values(sharing: Sharing, rewards: Sequence[float]) -> dict[int, float
 def leaf_values(sharing: Sharing, rewards: Sequence[float]) -> dict[int, float]:
     """Returns the mean reward of all answers below the prompt and each node."""
     values: dict[int, float] = {}
-    for node, answers in sharing.below.items():
+    for node, answers in sharing.leaves_below.items():
         values[node] = _mean([rewards[answer] for answer in answers])
     values[ROOT] = _mean(rewards)
     return values
@@ -353,7 +353,7 @@ def _global_and_local(sharing: Sharing, values: dict[int, float]) -> dict[int, f
             # difference of the reward and the mean of all k. The same holds if such differences are averaged
             # over several answers. With a single answer the difference is 0, whatever the factor is.
             above_others = (values[node] - values[ROOT]) * answer_count / max(1, answer_count - 1)
-            answers_below = sharing.below[node]
+            answers_below = sharing.leaves_below[node]
             global_advantage[node] = above_others / math.sqrt(len(answers_below))
             local_advantage[node] = global_advantage[node] - global_advantage[parent]
             # As in TreeRL's code, a node with the same g as its parent takes the parent's g(n) − g(p). The

@@ -266,16 +266,16 @@ class MonteCarlo(ContinuingCredit):
         steps = self.states.step_rows(trajectory, advantages, values_of_steps, errors)
         cut_into_steps = replace(trajectory, step_ends=steps.ends)
         episode = make_episode(context, cut_into_steps, steps.advantages, steps.values, steps.errors)
-        if answer.tree.forked:
+        if answer.tree.has_forks:
             # A token that several answers share was sampled once, and is trained in the first of them.
-            episode = sharing_of(answer.tree).trained_once(answer.leaf, episode)
+            episode = sharing_of(answer.tree).train_tokens_once(answer.leaf, episode)
 
         # For the viewer and analyses: the rewards of each state's continuations, by the state's length.
         rewards_of_continuations = {}
         for answer_state in answer.states:
             estimate = valuation.estimates.get(answer_state.state)
             if estimate is not None:
-                rewards_of_continuations[answer_state.length] = estimate.earned
+                rewards_of_continuations[answer_state.length] = estimate.all_rewards
         return replace(episode, continuations=rewards_of_continuations)
 
     # Declarations for the configuration's checks and plans
@@ -439,12 +439,12 @@ def _value_metrics(estimates: Sequence[Estimate]) -> Metrics:
     ``credit/value_std`` is the mean over states of the standard deviation of a state's rewards;
     ``credit/value_decided`` is the share of states whose continuations all have the same reward.
     """
-    # `Estimate.rewards` has the rewards that count towards a state's value, `Estimate.earned` has one entry
-    # for each continuation.
+    # `Estimate.rewards` has the rewards that count towards a state's value, `Estimate.all_rewards` has one
+    # entry for each continuation.
     rewards_of_states = [estimate.rewards for estimate in estimates if estimate.rewards]
     if not rewards_of_states:
         return {}
-    samples = sum(len(estimate.earned) for estimate in estimates)
+    samples = sum(len(estimate.all_rewards) for estimate in estimates)
     return {
         "credit/value_states": float(len(estimates)),
         "credit/value_samples": float(samples),
@@ -468,8 +468,8 @@ def _report_ungraded(
         unvalued_answers: The number of this rank's answers that are left out, since their prompt has no
             value.
     """
-    # `earned` has None for a continuation that could not be graded.
-    ungraded = sum(estimate.earned.count(None) for estimate in estimates)
+    # `all_rewards` has None for a continuation that could not be graded.
+    ungraded = sum(estimate.all_rewards.count(None) for estimate in estimates)
     left_out = sum(context.ranks.exchange("unvalued", unvalued_answers))  # answers of all ranks
     if not ungraded and not left_out:
         return {}
@@ -479,7 +479,7 @@ def _report_ungraded(
             " value"
         )
         return {"credit/unvalued": float(left_out)}
-    total = sum(len(estimate.earned) for estimate in estimates)
+    total = sum(len(estimate.all_rewards) for estimate in estimates)
     unknown_states = sum(not estimate.rewards for estimate in estimates)
     # "Left out with their prompt's": an answer is left out if its prompt is among the states without a value.
     context.log.say(

@@ -220,11 +220,11 @@ class Questions:
         return usage
 
     async def ask(
-        self, step: str, messages: Sequence[EndpointMessage], read: Callable[[str], T]
+        self, step: str, messages: Sequence[EndpointMessage], parse: Callable[[str], T]
     ) -> tuple[T, list[EndpointMessage]]:
-        """Asks a question, and returns the result of `read` for the answer, and the conversation so far.
+        """Asks a question, and returns the result of `parse` for the answer, and the conversation so far.
 
-        If `read` raises Unreadable, or the answer was cut off, the model gets the reason and answers again,
+        If `parse` raises Unreadable, or the answer was cut off, the model gets the reason and answers again,
         at most `repairs` times. Raises the last Unreadable, or what the request raises.
         """
         conversation = list(messages)
@@ -237,7 +237,7 @@ class Questions:
                     raise Unreadable("the answer was cut off at max_tokens")
                 if not text:
                     raise Unreadable("the answer is empty")
-                return read(text), [*conversation, ("assistant", text)]
+                return parse(text), [*conversation, ("assistant", text)]
             except Unreadable as error:
                 if repairs_left == 0:
                     raise

@@ -110,11 +110,11 @@ def make_threads(pipeline: MakeThreads, source: Path, output: Path, config: dict
 
 @dataclass(frozen=True)
 class _Solution:
-    """A row of the input. `place` is its file and line, and `text` its solution. `wrong` says why the row
+    """A row of the input. `location` is its file and line, and `text` its solution. `fault` says why the row
     can't be used; None if it can."""
 
     number: int
-    place: str
+    location: str
     row: dict[str, Any]
     problem: str
     text: str
@@ -141,12 +141,12 @@ class _Making:
     def solutions(self) -> Iterator[_Solution]:
         """Yields the input's rows. Raises ValueError for a line that isn't a JSON object."""
         problem_field, solution_field = self.pipeline.problem_field, self.pipeline.solution_field
-        for number, (place, row) in enumerate(read_json_lines(self.source)):
+        for number, (location, row) in enumerate(read_json_lines(self.source)):
             fault = fault_of_text(row, problem_field) or fault_of_text(row, solution_field)
             problem = text = ""
             if not fault:
                 problem, text = text_of_value(row[problem_field]), text_of_value(row[solution_field])
-            yield _Solution(number, place, row, problem, text, fault)
+            yield _Solution(number, location, row, problem, text, fault)
 
     def _record_path(self, number: int) -> Path:
         return self.output / "solutions" / f"{number // 1000:04d}" / f"{number:07d}.json"
@@ -167,7 +167,7 @@ class _Making:
             raise ValueError(f"{path} isn't a record of a solution ({error!r}): delete it") from error
         if solution_hash != solution.hash:
             raise ValueError(
-                f"{path} is of another solution than {solution.place}: name another output, or delete that"
+                f"{path} is of another solution than {solution.location}: name another output, or delete that"
                 " file if the input was corrected"
             )
         return record
@@ -185,7 +185,7 @@ class _Making:
         for solution in self.solutions():
             if self.pipeline.output_field in solution.row:
                 raise ValueError(
-                    f"{solution.place} has a {self.pipeline.output_field!r} already: name another"
+                    f"{solution.location} has a {self.pipeline.output_field!r} already: name another"
                     " output_field, or another input"
                 )
             self.finished += self.is_done(self.record(solution))
@@ -229,7 +229,7 @@ class _Making:
                 result = await self._convert(questions, solution)
             except (OutOfBudget, EndpointError):
                 return  # the asker keeps the failure; this solution stays open
-            record = {"place": solution.place, "source": solution.hash, "settings": self._settings}
+            record = {"place": solution.location, "source": solution.hash, "settings": self._settings}
             usage = questions.usage.as_row(self.pipeline.prices)
             record |= result | {"usage": usage, "answers": questions.keys}
             write_json(self._record_path(solution.number), record)

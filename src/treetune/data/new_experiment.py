@@ -154,6 +154,24 @@ class TrainingAmount:
     passes: str = ""
 
 
+@dataclass(frozen=True)
+class TaskValues:
+    """The values of the task for the template: of a user's rows, or of a task of configs/tasks."""
+
+    texts: list[tuple[str, str]]
+    """The problem and the reference answer of rows."""
+    n_rows: int | None
+    """The number of training rows; None if the task doesn't know it."""
+    prompt: str
+    """The template of prompts; "" for that of the builtin task."""
+    sets: list[str]
+    """The evaluation's sets, as Jsonnet."""
+    own_rows: OwnRows | None = None
+    """A user's rows; None with a builtin task."""
+    builtin: str | None = None
+    """The configuration of the builtin task, such as ``tasks/gsm8k``; None with a user's rows."""
+
+
 def make_experiment(options: Options) -> Iterator[str]:
     """Creates the folder `options.name`, whole or not at all, and yields what to tell the user.
 
@@ -404,52 +422,73 @@ def _text_of_configuration(options: Options, stage: str, own_rows: OwnRows | Non
     from jinja2 import Environment, StrictUndefined
 
     is_small = options.model == "tiny"
-    preset = stage if stage not in METHODS else None  # a preset is added to GRPO's experiment
-    method = METHODS["grpo" if preset else stage]
-    about = f"GRPO's experiment with the preset {preset}." if preset else method.about
+    method = _method_of_stage(stage, is_small)
     if own_rows is not None:
-        texts = own_rows.texts
-        # The rows for training: all but those for tests, and as many again for validation.
-        n_rows: int | None = len(own_rows.rows) - 2 * own_rows.held_out
-        prompt = "{problem}" if is_small else REASONING_PROMPT
-        sets = [_evaluation_set("validation", problems=None), _evaluation_set("test", problems=None)]
+        task = _task_of_own_rows(own_rows, is_small)
     else:
-        builtin_task = _builtin_task(options.data)
-        texts, n_rows = _read_texts(builtin_task), builtin_task.size("train")
-        prompt = "" if is_small else _prompt_of_builtin(options.data)
-        sets = [_evaluation_set(split, size) for split, size in _held_out_splits(builtin_task)]
-    sizes = _estimate_sizes(texts, is_small)
-    amount = _training_amount(method.kind, n_rows or UNKNOWN_ROWS, is_small)
-    if n_rows is None:  # then the number of passes over the rows isn't known either
+        task = _task_of_builtin(options.data, is_small)
+    sizes = _estimate_sizes(task.texts, is_small)
+    amount = _training_amount(method.kind, task.n_rows or UNKNOWN_ROWS, is_small)
+    if task.n_rows is None:  # then the number of passes over the rows isn't known either
         amount = replace(amount, passes="")
-    further_keys = [method.more, SETTINGS_OF_SMALL_MODEL.get(stage, "") if is_small else ""]
-    if method.kind in ("filtered", "preferences"):
-        further_keys.append("choose_checkpoint: { set: 'validation', rule: 'best' }")
-    further_settings = ", ".join(filter(None, further_keys))
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
-    text = environment.from_string(TEMPLATES.joinpath("experiment.template").read_text()).render(
-        about=about,
+    template = environment.from_string(TEMPLATES.joinpath("experiment.template").read_text())
+    return template.render(
+        about=method.about,
         stage=stage,
         name=options.name,
         task_name=Path(options.name).name,
         hardware=options.hardware,
-        method=replace(method, about=about, more=further_settings),
-        preset=preset,
+        method=method,
+        preset=stage if stage not in METHODS else None,
         main_stage=options.method,
         shares_task=stage != options.method,
-        builtin=None if own_rows is not None else f"tasks/{options.data}",
-        held_out=None if own_rows is None else own_rows.held_out,
-        problem_field=None if own_rows is None else own_rows.problem_field,
-        gold_field=None if own_rows is None else own_rows.gold_field,
-        prompt=prompt,
-        model=_text_of_model(options, stage, sizes, texts if own_rows is not None else None),
+        task=task,
+        model=_text_of_model(options, stage, sizes, task.texts if own_rows is not None else None),
         supervised=method.kind == "supervised",
         sizes=sizes,
         amount=amount,
-        sets=sets,
         q=_as_jsonnet,
     )
-    return text
+
+
+def _method_of_stage(stage: str, is_small: bool) -> Method:
+    """Returns a stage's method, with all further keys of its configuration in `more`.
+
+    A preset is added to GRPO's experiment, so its method is GRPO's.
+    """
+    method = METHODS.get(stage)
+    if method is None:
+        method = replace(METHODS["grpo"], about=f"GRPO's experiment with the preset {stage}.")
+    further_keys = [method.more]
+    if is_small:
+        further_keys.append(SETTINGS_OF_SMALL_MODEL.get(stage, ""))
+    if method.kind in ("filtered", "preferences"):
+        further_keys.append("choose_checkpoint: { set: 'validation', rule: 'best' }")
+    return replace(method, more=", ".join(filter(None, further_keys)))
+
+
+def _task_of_own_rows(own_rows: OwnRows, is_small: bool) -> TaskValues:
+    return TaskValues(
+        texts=own_rows.texts,
+        # The rows for training: all but those for tests, and as many again for validation.
+        n_rows=len(own_rows.rows) - 2 * own_rows.held_out,
+        prompt="{problem}" if is_small else REASONING_PROMPT,
+        sets=[_evaluation_set("validation", problems=None), _evaluation_set("test", problems=None)],
+        own_rows=own_rows,
+    )
+
+
+def _task_of_builtin(name: str, is_small: bool) -> TaskValues:
+    """Raises ConfigError, with the nearest name, if there is no such task."""
+    task = _builtin_task(name)
+    return TaskValues(
+        texts=_read_texts(task),
+        n_rows=task.size("train"),
+        prompt="" if is_small else _prompt_of_builtin(name),
+        sets=[_evaluation_set(split, size) for split, size in _held_out_splits(task)],
+        builtin=f"tasks/{name}",
+    )
 
 
 def _builtin_task(name: str) -> Task:

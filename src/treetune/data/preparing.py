@@ -29,7 +29,7 @@ from typing_extensions import override
 from treetune.cluster.jobs import one_at_work
 from treetune.data.making_threads import content_hash
 from treetune.data.pipelines import VERSION_OF_ROWS, FilterData, PrepareData
-from treetune.data.rules.base import Numbered, Rows, Rule, RuleContext
+from treetune.data.rules.base import NumberedRow, Rows, Rule, RuleContext
 from treetune.domains.domain_rows import (
     DATA_SOURCE,
     EXTRA_INFO,
@@ -64,9 +64,9 @@ class LeftOut(NamedTuple):
 
 
 class RowRead(NamedTuple):
-    """The result of reading a row: its file and line (`place`), its split, and the row itself."""
+    """The result of reading a row: its file and line (`location`), its split, and the row itself."""
 
-    place: str
+    location: str
     split: str
     row: DomainRow | LeftOut
 
@@ -110,9 +110,9 @@ def filter_rows(pipeline: FilterData, source: Path, output: Path, config: dict[s
     """Applies the rules to the rows of `source`, as `prepare` does."""
 
     def read() -> Iterator[RowRead]:
-        for place, row in read_domain_rows(source):
+        for location, row in read_domain_rows(source):
             # `prepare_data` writes the split into each row.
-            yield RowRead(place, str(row[EXTRA_INFO].get("split", "train")), row)
+            yield RowRead(location, str(row[EXTRA_INFO].get("split", "train")), row)
 
     def into_one_file(rows: Rows) -> dict[int, str]:
         return {row.number: UNDIVIDED_ROWS for row in rows}
@@ -170,7 +170,7 @@ class _Stage:
     """The number of rows before the rule was applied."""
     dropped: Mapping[str, str]
     """The reasons why rows were dropped. The key is the row's number as text. Data that was left out when it
-    was read has no number: its key is its place, such as ``train.jsonl:17``."""
+    was read has no number: its key is its location, such as ``train.jsonl:17``."""
     details: Mapping[str, Any]
     """Further entries of the summary."""
 
@@ -206,24 +206,24 @@ class _Stages:
             left_out: list[tuple[str, str, str]] = []
             phase = self._console.phase("reading", "rows")
             with phase as progress, write_atomically(self._folder / ROWS_FILE) as file:
-                for index, (place, split, row) in enumerate(read_rows()):
+                for index, (location, split, row) in enumerate(read_rows()):
                     if index % 256 == 0:
                         progress(index, 0)  # 0: the number of all rows isn't known yet
                     if isinstance(row, LeftOut):
-                        left_out.append((row.rule, place, row.why))
+                        left_out.append((row.rule, location, row.why))
                     else:
                         kept_count += 1
-                        file.write(json.dumps([place, split, row]) + "\n")
+                        file.write(json.dumps([location, split, row]) + "\n")
             record = {"id": identity, "kept": kept_count, "left_out": left_out}
             write_json(self._folder / "read.json", record)
         self._kept = record["kept"]
         self.total = self._kept + len(record["left_out"])
         rows_before = self.total
         for reason in reasons:
-            # These rows have no numbers, so their places are the keys of `why_by_place`.
-            dropped = [(place, why) for rule, place, why in record["left_out"] if rule == reason]
-            why_by_place = dict(dropped)
-            self.stages.append(_Stage(reason, rows_before, why_by_place, details={}))
+            # These rows have no numbers, so their locations are the keys of `why_by_location`.
+            dropped = [(location, why) for rule, location, why in record["left_out"] if rule == reason]
+            why_by_location = dict(dropped)
+            self.stages.append(_Stage(reason, rows_before, why_by_location, details={}))
             rows_before -= len(dropped)
 
     def judge(self, rule: Rule, number: int) -> None:
@@ -248,7 +248,8 @@ class _Stages:
                 "columns": columns,
             }
             write_json(self._folder / name, record)
-        self.stages.append(_Stage(rule.label, len(rows), record["dropped"], record["told"]))
+        details = record["told"]
+        self.stages.append(_Stage(rule.label, len(rows), record["dropped"], details))
         self._dropped |= {int(row) for row in record["dropped"]}
         for column, values in record["columns"].items():
             self._columns.setdefault(column, {}).update({int(row): value for row, value in values.items()})
@@ -272,7 +273,7 @@ class _Stages:
         return dict(record)
 
     def write_dropped(self, path: Path) -> None:
-        """Writes a line for every row that was left out or dropped: its place, the rule and why.
+        """Writes a line for every row that was left out or dropped: its location, the rule and why.
 
         First come the rows that were left out when they were read, one reason after the other. Then come the
         rows that a rule dropped, in the order in which they were read.
@@ -280,18 +281,18 @@ class _Stages:
         rule_and_why: dict[int, tuple[str, str]] = {}
         with write_atomically(path) as file:
             for stage in self.stages:
-                for number_or_place, why in stage.dropped.items():
-                    if number_or_place.isdigit():  # the number of a row that a rule dropped
-                        rule_and_why[int(number_or_place)] = stage.rule, why
+                for number_or_location, why in stage.dropped.items():
+                    if number_or_location.isdigit():  # the number of a row that a rule dropped
+                        rule_and_why[int(number_or_location)] = stage.rule, why
                     else:
-                        line = {"place": number_or_place, "rule": stage.rule, "why": why}
+                        line = {"place": number_or_location, "rule": stage.rule, "why": why}
                         file.write(json.dumps(line) + "\n")
             with (self._folder / ROWS_FILE).open(encoding="utf-8") as rows:
                 for number, row in enumerate(rows):
                     if number in rule_and_why:
-                        place, *_ = json.loads(row)
+                        location, *_ = json.loads(row)
                         rule, why = rule_and_why[number]
-                        file.write(json.dumps({"place": place, "rule": rule, "why": why}) + "\n")
+                        file.write(json.dumps({"place": location, "rule": rule, "why": why}) + "\n")
 
     def table(self) -> list[str]:
         """Returns the lines of a table, with the number of rows that each rule dropped."""
@@ -320,17 +321,17 @@ class _RowsLeft(Rows):
         return self._total - len(self._dropped)
 
     @override
-    def __iter__(self) -> Iterator[Numbered]:
+    def __iter__(self) -> Iterator[NumberedRow]:
         """Yields the rows that no rule has dropped, with the columns that rules have added."""
         with self._file.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines):
                 if number in self._dropped:
                     continue
-                place, split, row = json.loads(line)
+                location, split, row = json.loads(line)
                 for column, values in self._columns.items():
                     if number in values:
                         row[column] = values[number]
-                yield Numbered(number, place, split, row)
+                yield NumberedRow(number, location, split, row)
 
 
 @dataclass(frozen=True)
@@ -416,23 +417,23 @@ def _read_rows(pipeline: PrepareData, source: Source, splits: Sequence[Split]) -
     `extra_info.index` is the number of the row in the source, unless the row has an index already. If
     `expand` makes several rows of one row of the source, all of them have its number.
     """
-    source_rows = ((split, place, fields) for split in splits for place, fields in source.rows(split))
-    for index, (split, place, fields) in enumerate(source_rows):
+    source_rows = ((split, location, fields) for split in splits for location, fields in source.rows(split))
+    for index, (split, location, fields) in enumerate(source_rows):
         try:
             rows = pipeline.rows_of(fields)
         except (MissingField, ValueError) as error:
             if pipeline.bad_rows == "stop":
-                raise ValueError(f"{place}: {error}; fix it, or set bad_rows to 'drop'") from error
-            yield RowRead(place, split, LeftOut(rule=BAD_ROWS, why=str(error)))
+                raise ValueError(f"{location}: {error}; fix it, or set bad_rows to 'drop'") from error
+            yield RowRead(location, split, LeftOut(rule=BAD_ROWS, why=str(error)))
             continue
         for part, row_or_filter in enumerate(rows):
-            place_of_row = place if len(rows) == 1 else f"{place}#{part}"
+            location_of_row = location if len(rows) == 1 else f"{location}#{part}"
             if isinstance(row_or_filter, str):
                 # The name of the filter that leaves the row out. It is all that is said about the reason.
-                yield RowRead(place_of_row, split, LeftOut(rule=row_or_filter, why=row_or_filter))
+                yield RowRead(location_of_row, split, LeftOut(rule=row_or_filter, why=row_or_filter))
             else:
                 extra_info = {"index": index, **row_or_filter[EXTRA_INFO]}
-                yield RowRead(place_of_row, split, row_or_filter | {EXTRA_INFO: extra_info})
+                yield RowRead(location_of_row, split, row_or_filter | {EXTRA_INFO: extra_info})
 
 
 def _choose_splits(pipeline: PrepareData, rows: Rows) -> dict[int, str]:

@@ -146,7 +146,8 @@ def _grade_rows(
     """Yields the output's rows for rows of the input, in their order. `_ROWS_IN_FLIGHT` of them are graded at
     a time.
 
-    `rows` are the rows with their places (``file:line``), and `first_number` is the number of the first one.
+    `rows` are the rows with their locations (``file:line``), and `first_number` is the number of the first
+    one.
     """
     waiting: deque[_Waiting] = deque()
     for number, (_, row) in enumerate(rows, start=first_number):

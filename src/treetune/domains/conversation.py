@@ -27,7 +27,7 @@ from treetune.vocabulary import (
     TextCodec,
     TokenIds,
     Transcript,
-    joined,
+    concatenate,
     token_array,
 )
 
@@ -90,7 +90,7 @@ class Conversation:
     """The policy's text of each turn so far, as the environment gets it (see `action_of`)."""
     replies: list[Turn] = field(default_factory=list)
     """The environment's replies to the actions."""
-    observed: list[list[dict[str, str]]] = field(default_factory=list)
+    observed_messages: list[list[dict[str, str]]] = field(default_factory=list)
     """The messages that the policy read after each turn, a list for each turn that another turn followed or
     may follow. It is one message of the user, or a message for each result of a native call."""
     segments: list[Segment] = field(default_factory=list)
@@ -108,7 +108,7 @@ class Conversation:
         if self.finish is not None:
             return None
         max_tokens = min(self.limits.turn_tokens, self._free_tokens)
-        context_ids = joined([self.prompt_ids, *(segment.token_ids for segment in self.segments)])
+        context_ids = concatenate([self.prompt_ids, *(segment.token_ids for segment in self.segments)])
         return NextTurn(len(self.actions), context_ids, max_tokens)
 
     def take_completion(self, completion: Completion) -> bool:
@@ -156,7 +156,7 @@ class Conversation:
         if len(injected_ids) >= self._free_tokens:  # no token would be left for the next turn
             self._end("length", "tokens_spent")
             return
-        self.observed.append(results or [{"role": "user", "content": observation}])
+        self.observed_messages.append(results or [{"role": "user", "content": observation}])
         if len(injected_ids):
             self.segments.append(Segment(injected_ids, origin="injected"))
         if snapshot is not None:
@@ -164,7 +164,7 @@ class Conversation:
             # turn itself if nothing is injected.
             action_count, state = snapshot
             rewards = [earlier_reply.reward for earlier_reply in self.replies]
-            head = json.dumps([action_count, rewards, self.observed]).encode()
+            head = json.dumps([action_count, rewards, self.observed_messages]).encode()
             self.segments[-1] = replace(self.segments[-1], snapshot=head + END_OF_HEAD + state)
 
     def replay(self, segments: Sequence[Segment], replies: Sequence[Turn]) -> None:
@@ -189,8 +189,8 @@ class Conversation:
                 return
             self.take_reply(reply)
         self.events = events_before
-        token_ids = joined([segment.token_ids for segment in self.segments]).tolist()
-        if token_ids != joined([segment.token_ids for segment in segments]).tolist():
+        token_ids = concatenate([segment.token_ids for segment in self.segments]).tolist()
+        if token_ids != concatenate([segment.token_ids for segment in segments]).tolist():
             raise ValueError(
                 "the environment replies differently when an answer is played again, so that credit can't"
                 " continue from its middle: let it draw random numbers only from its seed, or set again to"
@@ -201,7 +201,7 @@ class Conversation:
     def restore(self, segments: Sequence[Segment]) -> None:
         """Takes over segments of an earlier answer, the last of which has a snapshot."""
         unpacked = unpack_snapshot(segments)
-        self.observed = unpacked.observed
+        self.observed_messages = unpacked.observed_messages
         for segment in segments:
             if segment.origin == "sampled":
                 self._add_turn(segment)
@@ -213,7 +213,7 @@ class Conversation:
         """Returns the answer as its grader sees it. `message` turns an action into a message of a chat (see
         `Environment.message`)."""
         turns = []
-        messages_after_turns = [*self.observed, []]  # after the last turn the policy read nothing
+        messages_after_turns = [*self.observed_messages, []]  # after the last turn the policy read nothing
         for action, messages in zip(self.actions, messages_after_turns, strict=True):
             policy_message = message(action)
             # Each call gets the id of the next result of its tool. `results` is an iterator, so the search
@@ -225,7 +225,7 @@ class Conversation:
                         call["id"] = result.get("tool_call_id", call["id"])
                         break
             turns.append([policy_message, *messages])
-        text = self.codec.decode(joined([segment.token_ids for segment in self.segments]))
+        text = self.codec.decode(concatenate([segment.token_ids for segment in self.segments]))
         return Transcript(text, turns, self.rewards)
 
     @property
@@ -330,7 +330,7 @@ class UnpackedSnapshot(NamedTuple):
 
     rewards: list[float]
     """The rewards of the turns so far."""
-    observed: list[Any]
+    observed_messages: list[Any]
     """The messages that the policy read after each of these turns."""
     environment: tuple[int, bytes] | None
     """The number of the environment's actions so far, and its state after them."""

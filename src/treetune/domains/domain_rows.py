@@ -155,7 +155,7 @@ def read_domain_rows(path: Path) -> Iterator[tuple[str, DomainRow]]:
     """Yields the rows of a file, or of all files that match the pattern `path`, as `normalise_row` returns
     them.
 
-    Each row comes with its place, ``train.jsonl:18``. Raises ValueError for a row or a file that can't be
+    Each row comes with its location, ``train.jsonl:18``. Raises ValueError for a row or a file that can't be
     read.
     """
     for file in files_matching(path):

@@ -42,13 +42,13 @@ from treetune.engine.requests import Request
 from treetune.models.chat import TOOL_RESULT
 from treetune.rollouts.answers import Announcer, GrowingRollout, Start, is_decided
 from treetune.rollouts.base import Rollout
-from treetune.rollouts.context import RolloutContext, required
+from treetune.rollouts.context import RolloutContext, require
 from treetune.rollouts.numbers import Number, NumberGroup, declare_group
 from treetune.rollouts.single_turn import adapt_to_fixed_problems
 from treetune.seeds import derive_seed
 from treetune.tasks.base import Task
 from treetune.tasks.mixed import parts_of, task_of
-from treetune.vocabulary import Grade, TextCodec, Trajectory, joined
+from treetune.vocabulary import Grade, TextCodec, Trajectory, concatenate
 
 declare_group(
     NumberGroup(
@@ -295,7 +295,7 @@ class MultiTurn(GrowingRollout):
         actions = actions_of(context.codec, start.prompt_ids, start.segments, limits)
         snapshot = unpack_snapshot(start.segments).environment
         journal = context.turn_journal
-        play: Play = required(context.environments, "environments").begin(
+        play: Play = require(context.environments, "environments").begin(
             environment,
             start.problem,
             seed=derive_seed(context.seed, context.iteration, start.problem.id, "environment"),
@@ -375,7 +375,7 @@ class MultiTurn(GrowingRollout):
                 "cut off by max_turns" if conversation.events["turns_spent"] else "cut off by max_tokens"
             )
         segments = tuple(conversation.segments)
-        response_ids = joined([segment.token_ids for segment in segments])
+        response_ids = concatenate([segment.token_ids for segment in segments])
         injected = sum(len(segment.token_ids) for segment in segments if segment.origin == "injected")
         return Trajectory(
             problem=start.problem,

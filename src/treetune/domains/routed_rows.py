@@ -83,15 +83,9 @@ class RoutedRows(RowsTask, TaskWithDomains):
         yield from findings_of_rows
         if any(finding.level == "error" for finding in findings_of_rows):
             return  # the files below can't be read
-        names = () if self.source is not None else (*self.train, *self.validation, *self.test)
-        paths = [Path(name) for name in names]
-        if isinstance(self.source, InFiles):
-            for split in get_args(Split):
-                with contextlib.suppress(ValueError):  # reported when the split is read
-                    paths += self.source.files(split)
         first_files: dict[str, Path] = {}  # the first file that has each source, for the message
         # Large files, except Parquet files, are not read while a configuration is checked.
-        for path in filter(is_quickly_read, paths):
+        for path in filter(is_quickly_read, self._list_files()):
             try:
                 sources = distinct_texts(path, DATA_SOURCE)
                 # Of a large Parquet file, only the column of the sources is read.
@@ -121,6 +115,17 @@ class RoutedRows(RowsTask, TaskWithDomains):
             return ()
         # None: only the rows themselves have the names.
         return sorted(set(self.domain.values())) if isinstance(self.domain, Mapping) else None
+
+    def _list_files(self) -> list[Path]:
+        """Returns the files of all splits; none if the rows come from elsewhere, as from a hub."""
+        if self.source is None:
+            return [Path(name) for name in (*self.train, *self.validation, *self.test)]
+        paths: list[Path] = []
+        if isinstance(self.source, InFiles):
+            for split in get_args(Split):
+                with contextlib.suppress(ValueError):  # reported when the split is read
+                    paths += self.source.files(split)
+        return paths
 
     def _suggest_route(self, source: str) -> str:
         """Returns `` (did you mean the route 'math'?)`` for a route that is similar to the beginning of the
@@ -210,7 +215,7 @@ class RoutedRows(RowsTask, TaskWithDomains):
 
 
 def _check_rows(path: Path, columns: Sequence[str]) -> None:
-    """Raises BadRow, with the place, for the first row of a file that doesn't match the schema."""
+    """Raises BadRow, with the location, for the first row of a file that doesn't match the schema."""
     for file_and_line, row in read_file_rows(path, columns):
         try:
             normalise_row(row)

@@ -78,10 +78,7 @@ def main(arguments: list[str]) -> int:
     server = _spawn(libc, command)
     status: int | None = None  # the server's wait status, once it has ended
     grace = SERVER_GRACE_S
-    # vLLM's engine core, once it has been seen, and the time at which it was first missed. From then on the
-    # server has WITHOUT_ENGINE_S seconds to write its error and end by itself.
-    engine: int | None = None
-    engine_gone_at: float | None = None
+    engine = _EngineCore()
     shared_memory: dict[str, int] = {}  # the inodes of the server's files, by their paths
     next_look_at = time.monotonic()
     while True:
@@ -97,15 +94,11 @@ def main(arguments: list[str]) -> int:
                 # If this process is killed, the next start reads these notes and deletes the files.
                 _note_shared_memory(shared_memory, scratch)
             # Until there is an engine, the server is starting, and makes its files.
-            next_look_at = time.monotonic() + (POLL_EVERY_S if engine is None else NOTE_SHARED_MEMORY_EVERY_S)
+            seconds = POLL_EVERY_S if engine.pid is None else NOTE_SHARED_MEMORY_EVERY_S
+            next_look_at = time.monotonic() + seconds
 
-        if engine is None:
-            engine = _find_engine_process()
-        elif engine_gone_at is None:
-            if not _is_alive(engine):
-                engine_gone_at = time.monotonic()
-        elif time.monotonic() - engine_gone_at > WITHOUT_ENGINE_S:
-            sys.stderr.write(f"the engine's process {engine} is gone: its server is ended\n")
+        if engine.has_been_gone():
+            sys.stderr.write(f"the engine's process {engine.pid} is gone: its server is ended\n")
             grace = 0.0
             break
 
@@ -123,6 +116,30 @@ def main(arguments: list[str]) -> int:
     # The server's exit code is negative if a signal ended it. A process can't exit with a negative code, so
     # only the lowest byte is returned.
     return 0 if status is None else os.waitstatus_to_exitcode(status) & 0xFF
+
+
+class _EngineCore:
+    """vLLM's engine core, which is found some time after the server has started."""
+
+    def __init__(self) -> None:
+        self.pid: int | None = None
+        """Its process; None until it has been seen."""
+        self._gone_at: float | None = None
+        """The time at which it was first missed."""
+
+    def has_been_gone(self) -> bool:
+        """Looks for the engine core, and returns whether it has been gone for WITHOUT_ENGINE_S seconds.
+
+        In these seconds, the server may write its error and end by itself.
+        """
+        if self.pid is None:
+            self.pid = _find_engine_process()
+            return False
+        if self._gone_at is None:
+            if not _is_alive(self.pid):
+                self._gone_at = time.monotonic()
+            return False
+        return time.monotonic() - self._gone_at > WITHOUT_ENGINE_S
 
 
 def _catch_signals() -> tuple[int, list[int]]:

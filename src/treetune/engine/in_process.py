@@ -403,44 +403,62 @@ def cached_attention(
 
     The second value, for which transformers has the attention's weights, is None.
 
-    The engine's masks are the same for all layers, and each layer passes its window.
-
-    H query heads share G heads of keys and values. transformers copies keys and values for each query head,
-    which took a third of the time of a sampling step. Here they aren't copied: the R = H / G query heads that
-    share a head are put one after the other, as if they were R·T tokens of one query head.
+    H query heads share G heads of keys and values.
 
     Args:
         attention_mask: Whether each of the T new tokens sees each of the K tokens in the cache,
             [B, 1, T, K]. A token sees itself and all tokens before it.
+        sliding_window: The number of tokens that a token sees in this layer; None: all tokens before it.
     """
-    import torch
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     if sliding_window is not None and attention_mask is not None:
-        # A token sees itself and all tokens before it. Their number gives the token's position.
-        positions_B1T1 = attention_mask.sum(-1, keepdim=True) - 1
-        index_K = torch.arange(attention_mask.shape[-1], device=attention_mask.device)
-        attention_mask = attention_mask & (index_K > positions_B1T1 - sliding_window)
+        # The engine's masks are the same for all layers, and each layer passes its window.
+        attention_mask = _narrow_to_window(attention_mask, sliding_window)
     # Two kinds of calls are left to transformers: calls without a mask, which compute whole rows without a
     # cache, and calls with position biases. The biases differ from head to head, so the heads can't be put
     # together.
     if attention_mask is None or settings.get("position_bias") is not None:
         sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
         return sdpa(module, query_BHTD, key_BGKD, value_BGKD, attention_mask, scaling=scaling, **settings)
+    return _attend_by_shared_heads(query_BHTD, key_BGKD, value_BGKD, attention_mask, scaling), None
+
+
+def _narrow_to_window(mask_B1TK: Any, window: int) -> Any:
+    """Returns the mask without the tokens that lie before each token's window.
+
+    Example: with the window 2, the row ``1 1 1 0`` of the third token becomes ``0 1 1 0``.
+    """
+    import torch
+
+    # A token sees itself and all tokens before it. Their number gives the token's position.
+    positions_B1T1 = mask_B1TK.sum(-1, keepdim=True) - 1
+    index_K = torch.arange(mask_B1TK.shape[-1], device=mask_B1TK.device)
+    return mask_B1TK & (index_K > positions_B1T1 - window)
+
+
+def _attend_by_shared_heads(
+    query_BHTD: Any, key_BGKD: Any, value_BGKD: Any, mask_B1TK: Any, scaling: float | None
+) -> Any:
+    """Computes attention without copies of keys and values, [B, T, H, D].
+
+    transformers copies keys and values for each query head, which took a third of the time of a sampling
+    step. Here the R = H / G query heads that share a head are put one after the other, as if they were
+    Q = R·T tokens of one query head.
+    """
+    import torch
+
     rows, heads, tokens, _ = query_BHTD.shape
     shared_heads, seen_tokens = key_BGKD.shape[1], key_BGKD.shape[2]
     heads_of_each = heads // shared_heads  # R
-    # Q = R·T, the tokens of all query heads that share a head.
     query_BGQD = query_BHTD.reshape(rows, shared_heads, heads_of_each * tokens, -1)
-    mask_B1RTK = attention_mask[:, :, None].expand(rows, 1, heads_of_each, tokens, seen_tokens)
+    # All R query heads of a token have the token's mask.
+    mask_B1RTK = mask_B1TK[:, :, None].expand(rows, 1, heads_of_each, tokens, seen_tokens)
+    mask_B1QK = mask_B1RTK.reshape(rows, 1, heads_of_each * tokens, seen_tokens)
     results_BGQD = torch.nn.functional.scaled_dot_product_attention(
-        query_BGQD,
-        key_BGKD,
-        value_BGKD,
-        attn_mask=mask_B1RTK.reshape(rows, 1, heads_of_each * tokens, seen_tokens),
-        scale=scaling,
+        query_BGQD, key_BGKD, value_BGKD, attn_mask=mask_B1QK, scale=scaling
     )
-    return results_BGQD.reshape(rows, heads, tokens, -1).transpose(1, 2).contiguous(), None
+    return results_BGQD.reshape(rows, heads, tokens, -1).transpose(1, 2).contiguous()
 
 
 def refuse_wrong_engine_logprobs(model: Any, device: str, context_length: int) -> None:
@@ -574,6 +592,21 @@ class _BlockCache:
         return torch.cat([earlier_keys, keys], dim=2), torch.cat([earlier_values, values], dim=2)
 
 
+def _group_by_prefix(tokens_of_prompt: Mapping[bytes, TokenIds], start: int) -> dict[bytes, list[bytes]]:
+    """Returns the prompts that have a block from `start` on, grouped by their tokens up to the block's end.
+
+    The key of a group is the bytes of these tokens. The prompts of a group share the block. A prompt without
+    tokens has an empty first block.
+    """
+    prompts_of_prefix: dict[bytes, list[bytes]] = {}
+    for prompt, ids in tokens_of_prompt.items():
+        has_block = start < max(len(ids), 1)
+        if has_block:
+            prefix = ids[: start + BLOCK_TOKENS].tobytes()
+            prompts_of_prefix.setdefault(prefix, []).append(prompt)
+    return prompts_of_prefix
+
+
 class _PromptBlocks:
     """Computes keys and values of prompts block by block, and stores them for prompts that begin alike, such
     as those of an answer's continuations.
@@ -607,12 +640,7 @@ class _PromptBlocks:
         longest = max((len(ids) for ids in tokens_of_prompt.values()), default=0)
         # A prompt of one token has an empty block, from which `_RowBatch` takes the shape of its cache.
         for start in range(0, max(longest, 1), BLOCK_TOKENS):
-            # Prompts with the same tokens up to the end of this block, by these tokens. They share the block.
-            prompts_of_prefix: dict[bytes, list[bytes]] = {}
-            for prompt, ids in tokens_of_prompt.items():
-                has_block = start < max(len(ids), 1)
-                if has_block:
-                    prompts_of_prefix.setdefault(ids[: start + BLOCK_TOKENS].tobytes(), []).append(prompt)
+            prompts_of_prefix = _group_by_prefix(tokens_of_prompt, start)
             missing = [prefix for prefix in prompts_of_prefix if prefix not in self._stored]
             for first in range(0, len(missing), MOST_PREFILL_ROWS):
                 prefixes = missing[first : first + MOST_PREFILL_ROWS]

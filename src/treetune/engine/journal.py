@@ -114,7 +114,7 @@ class JournaledEngine(EngineWrapper):
         """Runs a program with the engine, and adds the times of the program to `calls`."""
         # `sample` sets `_last_answer_at` whenever an answer ends, and `_first_continuation_at` when the first
         # continuation is requested. Without answers, the former is the beginning of the program.
-        self._last_answer_at = self.now()
+        self._last_answer_at = self.elapsed_s()
         self._first_continuation_at = None
         # Closing a journal writes the rows that it still holds. The next row opens it again.
         with closing(self._answers), closing(self._continuations):
@@ -127,7 +127,7 @@ class JournaledEngine(EngineWrapper):
         overlap = 0.0
         if self._first_continuation_at is not None:
             overlap = max(0.0, self._last_answer_at - self._first_continuation_at)
-        self.calls.append(CallTimes(answers_end=self._last_answer_at, end=self.now(), overlap=overlap))
+        self.calls.append(CallTimes(answers_end=self._last_answer_at, end=self.elapsed_s(), overlap=overlap))
         return result
 
     @override
@@ -136,7 +136,7 @@ class JournaledEngine(EngineWrapper):
         # Requests for answers have the priority `ANSWER_PRIORITY`, and requests for continuations another
         # one.
         if request.priority != ANSWER_PRIORITY and self._first_continuation_at is None:
-            self._first_continuation_at = self.now()
+            self._first_continuation_at = self.elapsed_s()
         key = self._note_key(request)
         # More than once, since another task that samples the same request may fail or be cancelled.
         while not self._is_answered(key, request):
@@ -147,7 +147,7 @@ class JournaledEngine(EngineWrapper):
                 await self._sample_and_store(key, request)
         completions = self._completions_by_key[key]
         if request.priority == ANSWER_PRIORITY:
-            self._last_answer_at = self.now()
+            self._last_answer_at = self.elapsed_s()
         if self._observe is not None:
             self._observe(request, completions)
         return completions
@@ -203,7 +203,7 @@ class JournaledEngine(EngineWrapper):
         self.run(sample_all(requests))
         return results
 
-    def now(self) -> float:
+    def elapsed_s(self) -> float:
         """Returns the seconds since the engine was made."""
         return time.perf_counter() - self._made
 

@@ -25,7 +25,7 @@ from treetune.vocabulary import (
     FinishReason,
     Segment,
     TokenIds,
-    joined,
+    concatenate,
     logprob_array,
     token_array,
 )
@@ -118,7 +118,7 @@ class ScoreRequest(Request):
     @property
     def all_ids(self) -> TokenIds:
         """The prompt and the text."""
-        return joined([self.prompt_ids, self.text_ids])
+        return concatenate([self.prompt_ids, self.text_ids])
 
 
 @dataclass(frozen=True, eq=False)

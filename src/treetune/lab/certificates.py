@@ -40,7 +40,7 @@ def certify(path: Path, config: PolicyIteration) -> Path:
     chain = config_hash(inputs)
     for number in directory.iterations():  # counted from 0
         for folder_name in CHECKPOINT_FOLDERS:
-            folder = directory.checkpoint(number + 1) / folder_name
+            folder = directory.checkpoint_folder(number + 1) / folder_name
             refuse_damaged(folder, "a damaged checkpoint can't be certified")
         hashes = _hashes_of_iteration(directory, number)
         chain = config_hash([chain, hashes])
@@ -74,7 +74,7 @@ def _hashes_of_iteration(directory: ExperimentDirectory, number: int) -> dict[st
 
     `number` counts from 0. A file or folder that is not stored, or was deleted, has None in place of a
     hash."""
-    folder, checkpoint = directory.iteration(number), directory.checkpoint(number + 1)
+    folder, checkpoint = directory.iteration_folder(number), directory.checkpoint_folder(number + 1)
     files = {"answers": folder / TRAJECTORIES, "episodes": folder / EPISODES}
     hashes: dict[str, Any] = {}
     for name, file in files.items():
@@ -211,9 +211,10 @@ def _check_links(
 
 def _can_be_trained_again(directory: ExperimentDirectory, number: int, needs_state: bool) -> bool:
     """Returns whether the files that training iteration `number` (from 1) again needs are stored."""
-    folder, checkpoint_before = directory.iteration(number - 1), directory.checkpoint(number - 1)
+    folder = directory.iteration_folder(number - 1)
+    checkpoint_before = directory.checkpoint_folder(number - 1)
     needed = [folder / name for name in (TRAJECTORIES, EPISODES)]
-    needed.append(directory.checkpoint(number) / "policy")  # to compare the resulting weights with
+    needed.append(directory.checkpoint_folder(number) / "policy")  # to compare the resulting weights with
     if number > 1:  # the first iteration begins with the start weights
         needed.append(checkpoint_before / "policy")
         if needs_state:

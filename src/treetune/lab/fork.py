@@ -49,13 +49,37 @@ def fork(path: Path, iteration: int | None, config: PolicyIteration, plain: Mapp
             " --override \"{experiment_name+: '_vineppo'}\""
         )
     stored = read_config(path)
-    finished = run.resumable() if iteration is None else iteration
-    if finished not in run.resumables():
-        possible_iterations = ", ".join(map(str, run.resumables())) or "none"
+    finished = run.newest_resumable() if iteration is None else iteration
+    if finished not in run.resumable_checkpoints():
+        possible_iterations = ", ".join(map(str, run.resumable_checkpoints())) or "none"
         raise ValueError(
             f"{path} can't be forked after iteration {finished}: the trainer's state was deleted (only the"
             f" two newest are kept), and it can be forked after {possible_iterations}"
         )
+    _refuse_changed_keys(stored, plain, config)
+    checkpoint = run.checkpoint(finished)
+    _refuse_missing_models(path, checkpoint, config)
+    # The weights of policy, critic and reward model, and the trainer's state, each with checksums.
+    for model_folder in filter(Path.is_dir, checkpoint.iterdir()):
+        refuse_damaged(model_folder, "fork after another iteration")
+    with make_folder_atomically(branch.path) as unfinished:
+        _copy_files(run, finished, unfinished)
+        origin = {"run": str(path), "after": finished, "config": config_hash(stored)}
+        changes = {
+            "config": config_hash(plain),
+            "command": describe_command(),
+            "continued": [],
+            "forked": origin,
+        }
+        write_record(unfinished / MANIFEST, read_manifest(run) | changes)
+        write_json(unfinished / CONFIG, plain)
+    return branch.path
+
+
+def _refuse_changed_keys(
+    stored: Mapping[str, Any], plain: Mapping[str, Any], config: PolicyIteration
+) -> None:
+    """Raises ValueError if the branch's configuration differs in a key that must be the run's."""
     refused = []
     for difference in find_changed_keys(stored, plain):
         if not difference.changeable and difference.key[0] not in KEYS_THAT_MAY_DIFFER:
@@ -69,7 +93,11 @@ def fork(path: Path, iteration: int | None, config: PolicyIteration, plain: Mapp
     why_length_matters = config.length_matters
     if stored.get("iterations") != plain.get("iterations") and why_length_matters is not None:
         raise ValueError(f"the branch can't have another number of iterations: {why_length_matters}")
-    checkpoint = run.checkpoint(finished)
+
+
+def _refuse_missing_models(path: Path, checkpoint: Path, config: PolicyIteration) -> None:
+    """Raises ValueError if the run's checkpoint lacks a model that the branch's credit needs, or has a critic
+    with another loss."""
     if config.credit.needs_critic and not (checkpoint / "critic").is_dir():
         raise ValueError(f"the run in {path} trained no critic, which the branch's credit needs")
     if isinstance(config.credit, RewardModelCredit) and not (checkpoint / "reward_model").is_dir():
@@ -78,29 +106,19 @@ def fork(path: Path, iteration: int | None, config: PolicyIteration, plain: Mapp
         from treetune.trainer.update import refuse_other_critic_loss
 
         refuse_other_critic_loss(checkpoint / "trainer", critic.loss)
-    # The weights of policy, critic and reward model, and the trainer's state, each with checksums.
-    for model_folder in filter(Path.is_dir, checkpoint.iterdir()):
-        refuse_damaged(model_folder, "fork after another iteration")
-    with make_folder_atomically(branch.path) as unfinished:
-        # Iterations are numbered from 0; checkpoints and evaluations by finished iterations, from 1.
-        folders = [run.iteration(i) for i in run.iterations() if i < finished]
-        folders += [run.checkpoint(i) for i in run.checkpoints() if i <= finished]
-        folders += [run.evaluation(i, label) for i, label in run.evaluations() if i <= finished]
-        for folder in folders:
-            copy = unfinished / folder.relative_to(path)
-            shutil.copytree(folder, copy, copy_function=_link_or_copy)
-        for file in path.glob("*.arrow"):  # the texts of tokens, which readers of episodes look up there
-            _link_or_copy(str(file), str(unfinished / file.name))
-        origin = {"run": str(path), "after": finished, "config": config_hash(stored)}
-        changes = {
-            "config": config_hash(plain),
-            "command": describe_command(),
-            "continued": [],
-            "forked": origin,
-        }
-        write_record(unfinished / MANIFEST, read_manifest(run) | changes)
-        write_json(unfinished / CONFIG, plain)
-    return branch.path
+
+
+def _copy_files(run: ExperimentDirectory, finished: int, folder: Path) -> None:
+    """Copies the run's files up to the iteration after which the branch begins."""
+    # Iterations are numbered from 0; checkpoints and evaluations by finished iterations, from 1.
+    folders = [run.iteration_folder(i) for i in run.iterations() if i < finished]
+    folders += [run.checkpoint_folder(i) for i in run.checkpoints() if i <= finished]
+    folders += [run.evaluation_folder(i, label) for i, label in run.evaluations() if i <= finished]
+    for source in folders:
+        copy = folder / source.relative_to(run.path)
+        shutil.copytree(source, copy, copy_function=_link_or_copy)
+    for file in run.path.glob("*.arrow"):  # the texts of tokens, which readers of episodes look up there
+        _link_or_copy(str(file), str(folder / file.name))
 
 
 def _link_or_copy(source: str, target: str) -> str:

@@ -39,7 +39,7 @@ class KnowsDecisions(Protocol):
         """Returns the right next character if the next character decides, else None."""
         ...
 
-    def decided(self, problem: Problem, response: str) -> float | None:
+    def decided_reward(self, problem: Problem, response: str) -> float | None:
         """Returns the reward if it no longer depends on the rest of the answer, else None."""
         ...
 
@@ -295,7 +295,7 @@ class Signposts(GeneratedTask):
         right_direction = problem.gold[line]
         return None if right_direction == BLANK else right_direction
 
-    def decided(self, problem: Problem, response: str) -> float | None:
+    def decided_reward(self, problem: Problem, response: str) -> float | None:
         """Returns the reward if it no longer depends on the rest of the answer, else None."""
         characters_on_line = len(response) - response.rfind("\n") - 1
         has_direction = characters_on_line >= 2  # the last line's sign is followed by a direction
@@ -368,7 +368,7 @@ class Decided(ValueEstimator):
             step_values: StepValues = []
             for answer_state in answer.states:
                 text = context.codec.decode(ids[: answer_state.length].tolist())
-                decided = task.decided(tree.problem, text)  # the reward, or None: not decided yet
+                decided = task.decided_reward(tree.problem, text)  # the reward, or None: not decided yet
                 # 0.0 is the variance of the value: nothing is sampled to estimate it.
                 step_values.append(Value(mean_of_others if decided is None else decided, 0.0))
             values.append(step_values)

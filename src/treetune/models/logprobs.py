@@ -475,7 +475,7 @@ def _hidden_at_positions_of_rank(
     indices of these positions among all N, [M]."""
     assert inputs.subtree_last_1T is None, "refused where the trainer is built"
     index_M, positions_M = parallel.own_positions(inputs.positions_N, inputs.input_ids_BT.shape[1])
-    hidden_BtD = parallel.hidden(backbone, inputs.input_ids_BT, inputs.position_ids_BT)
+    hidden_BtD = parallel.hidden_states(backbone, inputs.input_ids_BT, inputs.position_ids_BT)
     return hidden_BtD.flatten(0, 1)[positions_M], index_M
 
 

@@ -122,8 +122,8 @@ class Lora:
     def _refuse_tensor_adapters(self, model: nn.Module) -> None:
         """Raises ValueError if peft has added adapters to tensors that are not linear layers.
 
-        Such a tensor is, for example, the one that holds all experts of a mixture. `merged` doesn't know the
-        scales and names of these adapters, and would leave them out.
+        Such a tensor is, for example, the one that holds all experts of a mixture. `merged_weights` doesn't
+        know the scales and names of these adapters, and would leave them out.
         """
         from peft.tuners.lora.layer import ParamWrapper
 
@@ -172,7 +172,7 @@ class Lora:
             bias="none",
         )
 
-    def merged(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def merged_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Returns the weights by their names without adapters, with W + scale·B·A in place of W, computed in
         float32.
 
@@ -196,7 +196,8 @@ class Lora:
         return merged_weights
 
     def merged_names(self, names: Iterable[str]) -> list[str]:
-        """Returns the names of the weights that `merged` would return for weights with these names."""
+        """Returns the names of the weights that `merged_weights` would return for weights with these
+        names."""
         return [
             name.replace(_BASE_LAYER_PART, ".") for name in names if not name.endswith((_A_SUFFIX, _B_SUFFIX))
         ]

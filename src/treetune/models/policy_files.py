@@ -161,7 +161,9 @@ def write_policy(
     architecture.refuse_other_weights(weights, directory)
     with make_folder_atomically(directory) as unfinished:
         # Files have a tied weight once, under its first name.
-        untied_weights = {name: weight for name, weight in weights.items() if name not in architecture.tied}
+        untied_weights = {
+            name: weight for name, weight in weights.items() if name not in architecture.unsaved_names
+        }
         tensors = _copy_to_cpu(dict(architecture.convert_to_saved(untied_weights.items())))
         save_torch_state_dict(tensors, unfinished)
         config_to_write = copy.deepcopy(config)

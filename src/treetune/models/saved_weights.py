@@ -67,7 +67,7 @@ class Architecture:
         return frozenset(saved_weights(self.skeleton)) - ignored
 
     @cached_property
-    def tied(self) -> frozenset[str]:
+    def unsaved_names(self) -> frozenset[str]:
         """The names in memory that `names` leaves out: further names of tied weights, and weights that
         transformers doesn't save (`_keys_to_ignore_on_save`).
 
@@ -81,13 +81,13 @@ class Architecture:
         """Raises ValueError unless `names` are the names of the architecture's weights.
 
         Args:
-            names: The names of the weights in memory. Those of `self.tied` may be among them, and need not
-                be.
+            names: The names of the weights in memory. Those of `self.unsaved_names` may be among them, and
+                need not be.
             use: The use of the weights, for the message: "the weights for `use` are not those of …".
         """
         given_names = set(names)
         missing = self.names - given_names
-        unexpected = given_names - self.names - self.tied
+        unexpected = given_names - self.names - self.unsaved_names
         faults = []
         if missing:
             faults.append(f"{list_some_names(sorted(missing))} are missing")
@@ -114,7 +114,7 @@ class Architecture:
         renamings = [entry for entry in reversed_conversions if isinstance(entry, WeightRenaming)]
         converters = [entry for entry in reversed_conversions if isinstance(entry, WeightConverter)]
         names_by_target: dict[str, list[str]] = {}
-        for name in sorted(self.names | self.tied):
+        for name in sorted(self.names | self.unsaved_names):
             # `target` is the name in files. `pattern` belongs to the converter that changes the tensor; it is
             # None if the tensor stays as it is. Then the name may still change.
             target, pattern = rename_source_key(name, renamings, converters, reverse=True)

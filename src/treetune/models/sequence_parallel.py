@@ -84,7 +84,7 @@ class SequenceParallel:
             if hasattr(layer, "num_key_value_groups"):  # the number of heads of queries for each head of keys
                 layer.num_key_value_groups = heads_of_rank // kv_heads_of_rank
 
-    def hidden(self, backbone: nn.Module, ids_BT: Tensor, positions_BT: Tensor | None) -> Tensor:
+    def hidden_states(self, backbone: nn.Module, ids_BT: Tensor, positions_BT: Tensor | None) -> Tensor:
         """Computes the last hidden states of this rank's part of every row, shape [B, t, D].
 
         Rows are padded to a multiple of `size`; t is the padded length divided by `size`.

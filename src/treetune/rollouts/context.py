@@ -100,7 +100,7 @@ class RolloutContext:
 
     Seeds of what a part samples or draws derive from `seed` and `iteration` (`treetune.seeds.derive_seed`).
     Only some parts use the fields after `log`. Such a field, or a field of `model_scores`, is None in phases
-    that don't provide it. A part that can't work without a field reads it through `required`, whose error
+    that don't provide it. A part that can't work without a field reads it through `require`, whose error
     names the field.
     ``dataclasses.replace(context, engine=…)`` returns a context with another engine.
     """
@@ -148,10 +148,10 @@ class RolloutContext:
             raise AttributeError(message, name=name, obj=self)
 
 
-def required(value: T | None, name: str) -> T:
+def require(value: T | None, name: str) -> T:
     """Returns the value of a context's field. Raises LookupError with the name if it is None.
 
-    Example: ``required(context.model_scores.critic, "critic")``.
+    Example: ``require(context.model_scores.critic, "critic")``.
     """
     if value is None:
         raise LookupError(f"this phase of the run has no {name}")

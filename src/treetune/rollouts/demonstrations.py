@@ -35,7 +35,7 @@ from treetune.vocabulary import (
     Segment,
     TextCodec,
     Trajectory,
-    joined,
+    concatenate,
     token_array,
 )
 
@@ -116,7 +116,7 @@ class Demonstrations(Rollout):
                 seed = derive_seed(context.seed, context.iteration, problem.id, sample, "demonstration")
                 demonstration = task_of(context.task, problem).demonstration(problem, seed)
                 segments = _make_segments(context.codec, problem, demonstration)
-                response_ids = joined([segment.token_ids for segment in segments])
+                response_ids = concatenate([segment.token_ids for segment in segments])
                 length = len(context.codec.encode_prompt(problem)) + len(response_ids)
                 if self.too_long == "leave_out" and length > context.settings.context_length:
                     left_out += 1
@@ -204,7 +204,7 @@ def _make_segments(codec: TextCodec, problem: Problem, text: str) -> tuple[Segme
         if segments is not None:
             return segments
     end_token = token_array([codec.eos_id])
-    return (Segment(joined([codec.encode_answer(problem, text), end_token])),)
+    return (Segment(concatenate([codec.encode_answer(problem, text), end_token])),)
 
 
 def _find_step_ends(

@@ -62,34 +62,11 @@ def trajectory_metrics(context: RolloutContext, trajectories: Sequence[Trajector
       them;
     * ``<group>/…``: means of the answers' named numbers; ``domains/<name>/…``: see `domain_columns`.
     """
-    graded = [t for t in trajectories if t.grade.is_known]
-    columns_of_answers = {
-        "score": [t.score for t in graded],
-        "correct": [float(t.grade.correct) for t in graded],
-        "reward": [t.reward for t in graded],
-        "unfinished": [float(t.unfinished) for t in trajectories],
-        "prompt_tokens": [float(len(t.prompt_ids)) for t in trajectories],
-        # The last step ends with the answer, so its end is the answer's number of tokens.
-        "response_tokens": [float(t.step_ends[-1]) for t in trajectories],
-        "steps": [float(len(t.step_ends)) for t in trajectories],
-    }
-    for outcome in ("no_answer", "timeout", "error", "unavailable"):
-        columns_of_answers[outcome] = [float(t.grade.outcome == outcome) for t in trajectories]
     groups: dict[str, list[Trajectory]] = {}
     for trajectory in trajectories:
         groups.setdefault(trajectory.problem.id, []).append(trajectory)
-    columns_of_problems: dict[str, list[float]] = {"once_hit": [], "unique": [], "mixed": []}
-    for group in groups.values():
-        graded_of_group = [t for t in group if t.grade.is_known]
-        if graded_of_group:  # without a graded answer, it isn't known whether the problem was solved
-            is_hit = any(t.grade.correct for t in graded_of_group)
-            columns_of_problems["once_hit"].append(float(is_hit))
-        columns_of_problems["unique"].append(len({t.text for t in group}) / len(group))
-        # A problem without graded answers adds a value, too: the length of this column is the metric
-        # ``episodes/problems``.
-        columns_of_problems["mixed"].append(float(len({t.score for t in graded_of_group}) > 1))
-    local_values = {f"episodes/{name}": values for name, values in columns_of_answers.items()}
-    local_values |= {f"episodes/{name}": values for name, values in columns_of_problems.items()}
+    columns_of_episodes = _columns_of_answers(trajectories) | _columns_of_problems(groups)
+    local_values = {f"episodes/{name}": values for name, values in columns_of_episodes.items()}
     local_numbers = collect_number_columns(trajectories) | domain_columns(groups)
     columns = pool_columns(context, "rollout-metrics", local_values | local_numbers)
     metrics = {name: mean(columns[name]) for name in local_values if columns[name]}
@@ -105,6 +82,38 @@ def trajectory_metrics(context: RolloutContext, trajectories: Sequence[Trajector
         "episodes/problems": float(len(columns["episodes/mixed"])),
         **domain_counts(columns),
     }
+
+
+def _columns_of_answers(trajectories: Sequence[Trajectory]) -> dict[str, list[float]]:
+    """Returns the values whose means are metrics of answers: a value for each answer, or each graded one."""
+    graded = [t for t in trajectories if t.grade.is_known]
+    columns = {
+        "score": [t.score for t in graded],
+        "correct": [float(t.grade.correct) for t in graded],
+        "reward": [t.reward for t in graded],
+        "unfinished": [float(t.unfinished) for t in trajectories],
+        "prompt_tokens": [float(len(t.prompt_ids)) for t in trajectories],
+        # The last step ends with the answer, so its end is the answer's number of tokens.
+        "response_tokens": [float(t.step_ends[-1]) for t in trajectories],
+        "steps": [float(len(t.step_ends)) for t in trajectories],
+    }
+    for outcome in ("no_answer", "timeout", "error", "unavailable"):
+        columns[outcome] = [float(t.grade.outcome == outcome) for t in trajectories]
+    return columns
+
+
+def _columns_of_problems(groups: Mapping[str, Sequence[Trajectory]]) -> dict[str, list[float]]:
+    """Returns the values whose means are metrics of problems. `groups` has the answers to each problem."""
+    columns: dict[str, list[float]] = {"once_hit": [], "unique": [], "mixed": []}
+    for group in groups.values():
+        graded = [t for t in group if t.grade.is_known]
+        if graded:  # without a graded answer, it isn't known whether the problem was solved
+            columns["once_hit"].append(float(any(t.grade.correct for t in graded)))
+        columns["unique"].append(len({t.text for t in group}) / len(group))
+        # A problem without graded answers adds a value, too: the length of this column is the metric
+        # ``episodes/problems``.
+        columns["mixed"].append(float(len({t.score for t in graded}) > 1))
+    return columns
 
 
 DOMAIN_PREFIX = "domains/"

@@ -33,12 +33,12 @@ from treetune.rollouts.answers import (
     split_steps,
 )
 from treetune.rollouts.base import Rollout
-from treetune.rollouts.context import RolloutContext, required
+from treetune.rollouts.context import RolloutContext, require
 from treetune.rollouts.single_turn import RolloutAround, SingleTurn
 from treetune.seeds import derive_seed
 from treetune.tasks.mixed import task_of
 from treetune.tree import Tree, trees_of
-from treetune.vocabulary import Metrics, Problem, Segment, TokenIds, Trajectory, joined
+from treetune.vocabulary import Metrics, Problem, Segment, TokenIds, Trajectory, concatenate
 
 AnswersBySample = dict[int, Trajectory]
 """The answers to one problem so far, by `Trajectory.sample`; empty if none has been begun."""
@@ -127,7 +127,7 @@ class PartialAnswers(RolloutAround):
 
     @override
     def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
-        carry_over = required(context.carry_over, "carry-over")
+        carry_over = require(context.carry_over, "carry-over")
         # The carried answers to each problem, by `Trajectory.sample`. The problems have the order of
         # `carry_over.answers`: the one that was begun first comes first.
         in_flight: dict[str, AnswersBySample] = {}
@@ -270,7 +270,7 @@ class PartialAnswers(RolloutAround):
         """Samples more tokens of an answer, and returns the longer answer."""
         problem, remaining_tokens = answer.problem, self._remaining_tokens(context, answer)
         request = Request(
-            joined([answer.prompt_ids, answer.response_ids]),
+            concatenate([answer.prompt_ids, answer.response_ids]),
             # The engine draws sample i of a request with `seed + i`. This request has only one sample, for
             # which i is 0. So the answer's number is added here.
             seed=seed + answer.sample,
@@ -300,7 +300,7 @@ class PartialAnswers(RolloutAround):
         completion: Completion,
     ) -> Trajectory:
         """Returns the trajectory of an answer so far. It is graded only if the answer has ended."""
-        response_ids = joined([segment.token_ids for segment in segments])
+        response_ids = concatenate([segment.token_ids for segment in segments])
         text = context.codec.decode(response_ids)
         answer = Trajectory(
             problem=problem,

@@ -27,7 +27,7 @@ from treetune.vocabulary import (
     SegmentSpan,
     TextCodec,
     Trajectory,
-    joined,
+    concatenate,
 )
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def list_column(rows: Sequence[Column | None], arrow_type: pa.ListType) -> pa.Li
     """Returns a list column with a row for each array; None becomes null."""
     lengths = np.fromiter((0 if row is None else len(row) for row in rows), np.int64, len(rows))
     values = [row for row in rows if row is not None]
-    flat = joined(values) if values else np.empty(0)
+    flat = concatenate(values) if values else np.empty(0)
     value_type = arrow_type.value_type
     flat = flat.astype(value_type.to_pandas_dtype(), copy=False)
     missing = pa.array([row is None for row in rows]) if len(values) < len(rows) else None

@@ -172,7 +172,7 @@ async def _sample_tree(
     tree = Tree(problem, request.prompt_ids)
     for answers in answers_by_request:
         for answer in answers:
-            tree.take(answer)
+            tree.add_answer(answer)
     return tree
 
 

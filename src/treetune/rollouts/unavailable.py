@@ -182,7 +182,7 @@ def drop_ungraded(context: RolloutContext, trees: Sequence[Tree], credit: Part) 
         if len(known_leaves) == len(tree.leaves):
             kept_trees.append(tree)
         elif len(known_leaves) >= fewest_answers:
-            kept_trees.append(tree.keeping(known_leaves))
+            kept_trees.append(tree.select_leaves(known_leaves))
         else:
             dropped += 1
     dropped_of_all = sum(context.ranks.exchange("ungraded", dropped))

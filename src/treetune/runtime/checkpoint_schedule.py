@@ -29,8 +29,8 @@ class CheckpointSchedule:
         self._cost_s = 0.0
         """The seconds that the last checkpoint took."""
 
-    def is_due_by_iterations(self, done: int) -> bool:
-        return done % self._settings.every == 0
+    def is_due_by_iterations(self, finished_iterations: int) -> bool:
+        return finished_iterations % self._settings.every == 0
 
     def is_due_by_time(self, iteration_s: float) -> bool:
         """Returns whether another iteration of this length would put more than `at_risk_minutes` of work at
@@ -75,7 +75,7 @@ def tidy_checkpoints(
             kept_weights.add(max(good_numbers))
     deleted = []
     for number in numbers[:-MOST_WHOLE_CHECKPOINTS]:
-        folder = directory.checkpoint(number)
+        folder = directory.checkpoint_folder(number)
         if number in kept_weights:
             # An earlier call may have deleted it already, which is no error.
             shutil.rmtree(folder / "trainer", ignore_errors=True)

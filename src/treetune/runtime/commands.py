@@ -82,19 +82,19 @@ def run_iteration_loop(config: PolicyIteration, plain: Mapping[str, Any]) -> Non
     """Trains the experiment to its end; resumes it if it was interrupted."""
     preflight(config)
     directory = ExperimentDirectory.of(config)
-    done = directory.resumable() or 0
-    if done and is_over_after(config, directory, done):
+    finished_iterations = directory.newest_resumable() or 0
+    if finished_iterations and is_over_after(config, directory, finished_iterations):
         # Nothing is left to do, but a configuration that a run would refuse is refused all the same.
         check_shaping(config)
         refuse_changed_settings(directory.path, plain, config)
-        _say_once(f"{directory.path} is finished: all {done} iterations are done")
+        _say_once(f"{directory.path} is finished: all {finished_iterations} iterations are done")
         return
     refuse_what_does_not_fit(config)
     refuse_engines_on_exclusive_gpus(config)
     check_shaping(config)
     # A resumed run is checked here, before PyTorch is imported and the ranks join. If another process runs
     # the experiment, its files still change, so they are not read: `Session.open` refuses this start anyway.
-    if done and not directory.is_running():
+    if finished_iterations and not directory.is_running():
         refuse_changed_settings(directory.path, plain, config)
         refuse_collapsed(config, directory)
     with (
@@ -122,7 +122,7 @@ def run_evaluation(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
     if not directory.is_running() and not find_unmeasured(directory, config.evaluation.sets):
         _say_once(f"{directory.path}: all sets are evaluated on all of its checkpoints")
         return
-    with evaluating(config, plain) as resources:
+    with open_evaluation(config, plain) as resources:
         # A process claims a measurement before it begins, so that no other process makes it as well.
         measure_until_end(resources, Claims())
 
@@ -131,7 +131,7 @@ def run_evaluation_on_baseline(config: PolicyIteration, plain: Mapping[str, Any]
     """Measures all sets on the start weights, as checkpoint 0."""
     preflight(config)
     _require_sets(config)
-    with evaluating(config, plain) as resources:
+    with open_evaluation(config, plain) as resources:
         claims = Claims()
         for evaluation_set in config.evaluation.sets:
             # A process claims a measurement before it begins, so that no other process makes it as well.
@@ -143,11 +143,11 @@ def run_evaluation_on_baseline(config: PolicyIteration, plain: Mapping[str, Any]
 
 
 @contextmanager
-def evaluating(config: PolicyIteration, plain: Mapping[str, Any]) -> Iterator[RunResources]:
+def open_evaluation(config: PolicyIteration, plain: Mapping[str, Any]) -> Iterator[RunResources]:
     """Opens the experiment with an engine and without a trainer. Other processes may use the experiment at
     the same time."""
     with (
-        Session.open(config, plain, lock="evaluation") as session,
+        Session.open(config, plain, purpose="evaluation") as session,
         PolicyServer.start(session) as server,
         RunResources.open(session, server) as resources,
     ):
@@ -165,7 +165,7 @@ def only_generate_episodes(config: PolicyIteration, plain: Mapping[str, Any]) ->
         ExitStack() as stack,
     ):
         directory, say = session.directory, session.console.say
-        iteration = session.ranks.from_first("newest checkpoint", directory.resumable()) or 0
+        iteration = session.ranks.from_first("newest checkpoint", directory.newest_resumable()) or 0
         if is_over_after(config, directory, iteration):
             say(f"{directory.path} is finished: there is no next iteration")
             return
@@ -174,12 +174,12 @@ def only_generate_episodes(config: PolicyIteration, plain: Mapping[str, Any]) ->
         # Some credit needs the trainer: its critic, its reference model or its next-token distributions.
         if config.credit.asks_trainer:
             # Before the first checkpoint, the trainer has the start model.
-            state_folder = directory.checkpoint(iteration) / "trainer" if iteration else None
+            state_folder = directory.checkpoint_folder(iteration) / "trainer" if iteration else None
             stack.enter_context(open_trainer(resources, state_folder=state_folder, trains=False))
         episodes, metrics = generate(resources, iteration, Clock())
         say(
             f"{len(episodes)} episodes of iteration {iteration + 1}, reward"
-            f" {metrics['episodes/reward']:.3f}: {directory.iteration(iteration) / 'episodes.arrow'}"
+            f" {metrics['episodes/reward']:.3f}: {directory.iteration_folder(iteration) / 'episodes.arrow'}"
         )
 
 
@@ -197,11 +197,12 @@ def check_finished(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
     """Raises ValueError if the run is not finished. Scripts need it, since DeepSpeed's command returns 0 even
     if its node launcher was killed."""
     directory = ExperimentDirectory.of(config)
-    done = max(directory.checkpoints(), default=0)
-    if not done or not is_over_after(config, directory, done):
+    finished_iterations = max(directory.checkpoints(), default=0)
+    if not finished_iterations or not is_over_after(config, directory, finished_iterations):
+        all_iterations = iterations_of(config, directory, finished_iterations)
         raise ValueError(
-            f"{directory.path} is not finished: {done} of {iterations_of(config, directory, done)} iterations"
-            f" are done, and {directory.run_log} says how it ended; `treetune run` continues it"
+            f"{directory.path} is not finished: {finished_iterations} of {all_iterations} iterations are"
+            f" done, and {directory.run_log} says how it ended; `treetune run` continues it"
         )
 
 

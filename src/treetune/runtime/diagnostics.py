@@ -135,19 +135,19 @@ class WatchedRun:
 class CollapseSign:
     """The state of a sign after an iteration.
 
-    Example: ``CollapseSign("truncated", since=11, counts=True, description="more than 0.5 of the answers are
-    cut off (0.62)")``.
+    Example: ``CollapseSign("truncated", since=11, is_confirmed=True, description="more than 0.5 of the
+    answers are cut off (0.62)")``.
     """
 
     sign: Sign
     since: int | None = None
     """The number, from 0, of the first of the iterations in a row up to the last one that show the sign. None
     if the last iteration doesn't show it."""
-    counts: bool = False
+    is_confirmed: bool = False
     """Whether enough iterations in a row show it."""
     description: str = ""
     """The values of the last iteration, in words."""
-    early: bool = False
+    is_too_early: bool = False
     """Whether there were too few iterations to check it."""
 
 
@@ -171,27 +171,27 @@ def _check_sign(
 ) -> CollapseSign:
     """Checks a sign after the last row.
 
-    A sign that the last row shows begins to count, and may then stop the run, once the last `patience` rows
-    show it.
+    A sign that the last row shows is confirmed, and may then stop the run, once the last `patience` rows show
+    it.
     """
     check = _CHECK_OF_SIGN[sign]
     message = check(settings, watched, rows)
     if message is None:
-        # `early`: there may be no message only because there are too few rows to check the sign.
-        return CollapseSign(sign, early=len(rows) < settings.rows_needed(sign))
+        # `is_too_early`: there may be no message only because there are too few rows to check the sign.
+        return CollapseSign(sign, is_too_early=len(rows) < settings.rows_needed(sign))
     # Goes backwards from the last row. The check of `rows[:-n]` gives the result that the check gave n rows
     # earlier.
     n_rows_with_sign = 1
     while n_rows_with_sign < len(rows) and check(settings, watched, rows[:-n_rows_with_sign]) is not None:
         n_rows_with_sign += 1
     first_iteration = int(rows[-n_rows_with_sign]["iteration"])
-    does_count = n_rows_with_sign >= settings.patience
-    return CollapseSign(sign, since=first_iteration, counts=does_count, description=message)
+    is_confirmed = n_rows_with_sign >= settings.patience
+    return CollapseSign(sign, since=first_iteration, is_confirmed=is_confirmed, description=message)
 
 
 def find_stopping_signs(settings: Diagnostics, findings: Mapping[Sign, CollapseSign]) -> list[CollapseSign]:
     """Returns the findings that stop the run."""
-    return [findings[sign] for sign in settings.stops if sign in findings and findings[sign].counts]
+    return [findings[sign] for sign in settings.stops if sign in findings and findings[sign].is_confirmed]
 
 
 def find_last_good(

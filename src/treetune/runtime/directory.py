@@ -80,16 +80,16 @@ RESULT = "result.json"
 """In the folder of an analysis: its numbers with its settings. Written last, so it says that the analysis is
 finished."""
 
-Lock = Literal["run", "evaluation", "analysis", "notes"]
+LockPurpose = Literal["run", "evaluation", "analysis", "notes"]
 """The purpose for which a process locks the experiment: to run it, to evaluate it, to analyse it, or to write
 a note. ``evaluation`` is not in `_LOCK_FILES`, since several processes may evaluate at a time: each has its
-own lock file (`ExperimentDirectory.evaluator`)."""
+own lock file (`ExperimentDirectory.hold_evaluator_number`)."""
 
 _END_OF_WHOLE_LINE = re.compile(rb'"checksum": "[0-9a-f]+"\}\Z')
 """The end of a line of metrics that was not cut short: ``"checksum": "5be1…"}``."""
 _NUMBERED_NAME = re.compile(r"\d{4,}")
 
-_LOCK_FILES: dict[Lock, str] = {"run": ".lock", "analysis": ".analysis.lock", "notes": ".notes.lock"}
+_LOCK_FILES: dict[LockPurpose, str] = {"run": ".lock", "analysis": ".analysis.lock", "notes": ".notes.lock"}
 
 
 @dataclass(frozen=True)
@@ -121,22 +121,22 @@ class ExperimentDirectory:
         return self.path / METRICS
 
     @property
-    def notes(self) -> Path:
+    def notes_folder(self) -> Path:
         """The folder of people's notes on answers."""
         return self.path / NOTES
 
     @property
-    def logs(self) -> Path:
+    def logs_folder(self) -> Path:
         return self.path / LOGS
 
     @property
     def run_log(self) -> Path:
         """The file with the messages of `treetune run`."""
-        return self.logs / "run.log"
+        return self.logs_folder / "run.log"
 
     # Iterations
 
-    def iteration(self, i: int) -> Path:
+    def iteration_folder(self, i: int) -> Path:
         return self.path / ITERATIONS / f"{i:04d}"
 
     def iterations(self) -> list[int]:
@@ -145,20 +145,20 @@ class ExperimentDirectory:
 
     def iterations_with(self, file: str) -> list[int]:
         """Returns the numbers of the iterations that have a file of this name, in ascending order."""
-        return [i for i in self.iterations() if (self.iteration(i) / file).is_file()]
+        return [i for i in self.iterations() if (self.iteration_folder(i) / file).is_file()]
 
-    def journals(self, i: int) -> Path:
+    def journal_folder(self, i: int) -> Path:
         """Returns the folder of the iteration's journals."""
-        return self.iteration(i) / JOURNALS
+        return self.iteration_folder(i) / JOURNALS
 
-    def candidate(self, i: int, point: int) -> Path:
+    def candidate_folder(self, i: int, point: int) -> Path:
         """Returns the folder where `choose_checkpoint` measures a candidate: the weights after `point` epochs
         or steps of iteration `i`."""
-        return self.iteration(i) / "candidates" / f"{point:02d}"
+        return self.iteration_folder(i) / "candidates" / f"{point:02d}"
 
     # Evaluations and analyses
 
-    def evaluation(self, i: int, label: str) -> Path:
+    def evaluation_folder(self, i: int, label: str) -> Path:
         return self.path / EVALUATIONS / f"{i:04d}" / label
 
     def evaluations(self) -> list[tuple[int, str]]:
@@ -180,7 +180,7 @@ class ExperimentDirectory:
         """
         summaries = {}
         for i in _numbers_in(self.path / EVALUATIONS):
-            path = self.evaluation(i, label) / SUMMARY
+            path = self.evaluation_folder(i, label) / SUMMARY
             if not path.is_file():
                 continue
             try:
@@ -193,7 +193,7 @@ class ExperimentDirectory:
             summaries[i] = summary
         return summaries
 
-    def analysis(self, label: str) -> Path:
+    def analysis_folder(self, label: str) -> Path:
         return self.path / ANALYSES / label
 
     def analyses(self) -> list[str]:
@@ -202,11 +202,11 @@ class ExperimentDirectory:
 
     def is_analysed(self, label: str) -> bool:
         """Returns whether the analysis is finished."""
-        return (self.analysis(label) / RESULT).is_file()
+        return (self.analysis_folder(label) / RESULT).is_file()
 
     # Checkpoints
 
-    def checkpoint(self, i: int) -> Path:
+    def checkpoint_folder(self, i: int) -> Path:
         return self.path / CHECKPOINTS / f"{i:04d}"
 
     def checkpoints(self) -> list[int]:
@@ -227,7 +227,7 @@ class ExperimentDirectory:
         """Returns whether a checkpoint was due by its number of iterations. Others were written by time, or
         because of a signal."""
         try:
-            state = read_record(self.checkpoint(i) / STATE_FILE, remedy="")  # its error is not shown
+            state = read_record(self.checkpoint_folder(i) / STATE_FILE, remedy="")  # its error is not shown
             # Checkpoints of earlier versions have no such entry. All of them were due.
             return bool(state.get("regular", True))
         except (Damaged, FileNotFoundError):
@@ -236,7 +236,7 @@ class ExperimentDirectory:
 
     def refuse_misplaced_checkpoint(self, i: int) -> None:
         """Raises Damaged if a checkpoint's folder, or a part of it, belongs to another checkpoint."""
-        folder = self.checkpoint(i)
+        folder = self.checkpoint_folder(i)
         state = read_record(folder / STATE_FILE, remedy=f"delete {folder}")
         refuse_misplaced(state, folder / STATE_FILE, i)
         for part, digest in state.get("parts", {}).items():
@@ -249,13 +249,13 @@ class ExperimentDirectory:
                     f" {folder}"
                 )
 
-    def resumables(self) -> list[int]:
+    def resumable_checkpoints(self) -> list[int]:
         """Returns the checkpoints that hold a trainer's state, oldest first."""
-        return [i for i in self.checkpoints() if (self.checkpoint(i) / "trainer").is_dir()]
+        return [i for i in self.checkpoints() if (self.checkpoint_folder(i) / "trainer").is_dir()]
 
-    def resumable(self) -> int | None:
+    def newest_resumable(self) -> int | None:
         """Returns the newest checkpoint that holds a trainer's state; None if there is none."""
-        return next(reversed(self.resumables()), None)
+        return next(reversed(self.resumable_checkpoints()), None)
 
     def has_work(self) -> bool:
         """Returns whether anything was sampled or trained."""
@@ -308,7 +308,7 @@ class ExperimentDirectory:
     # The locks
 
     @contextmanager
-    def locked(self, lock: Lock = "run", patience_s: float = 0.0) -> Iterator[None]:
+    def locked(self, purpose: LockPurpose = "run", patience_s: float = 0.0) -> Iterator[None]:
         """Holds a lock for a block, so that no second process writes the same files.
 
         Args:
@@ -318,16 +318,16 @@ class ExperimentDirectory:
             ValueError: Another process has the lock.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / _LOCK_FILES[lock]).open("w") as file:
+        with (self.path / _LOCK_FILES[purpose]).open("w") as file:
             if not _try_lock(file, LOCK_TRIES + round(patience_s / LOCK_TRY_S)):
                 raise ValueError(
-                    f"another process holds the lock of the {lock} in {self.path}: wait for it, or give this"
-                    " experiment another name (APP_EXPERIMENT_NAME)"
+                    f"another process holds the lock of the {purpose} in {self.path}: wait for it, or give"
+                    " this experiment another name (APP_EXPERIMENT_NAME)"
                 )
             yield  # closing the file releases the lock, and so does the end of the process
 
     @contextmanager
-    def evaluator(self) -> Iterator[int]:
+    def hold_evaluator_number(self) -> Iterator[int]:
         """Yields the lowest number, from 0, that no other running evaluator of this experiment has.
 
         The number is locked until the block ends. It keeps the logs and weights of evaluators apart.
@@ -416,40 +416,46 @@ def verify_answers(path: Path) -> None:
         verify_once(path, MEASURE_AGAIN_REMEDY, digest)
 
 
-def is_over_after(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> bool:
-    """Returns whether the run ends after `done` iterations: there are no more, or the token budget is spent.
+def is_over_after(config: PolicyIteration, directory: ExperimentDirectory, iteration_count: int) -> bool:
+    """Returns whether the run ends after this number of iterations: there are no more, or the token budget is
+    spent.
 
-    With a token budget, the tokens of the `done` iterations are counted. So these iterations must have been
-    sampled, but they need not be trained yet.
+    With a token budget, the tokens of these iterations are counted. So they must have been sampled, but they
+    need not be trained yet.
     """
-    return done >= iterations_of(config, directory, done)
+    return iteration_count >= iterations_of(config, directory, iteration_count)
 
 
-def iterations_of(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> int:
-    """Returns the run's number of iterations; with a token budget, an estimate from the first `done`."""
-    return expected_iterations(config.iterations, config.stop_after, directory, done)
+def iterations_of(config: PolicyIteration, directory: ExperimentDirectory, iteration_count: int) -> int:
+    """Returns the run's number of iterations; with a token budget, an estimate from the tokens of the first
+    `iteration_count`."""
+    return expected_iterations(config.iterations, config.stop_after, directory, iteration_count)
 
 
 def is_generated(directory: ExperimentDirectory, iteration: int) -> bool:
     """Returns whether the iteration's episodes are on disk. They are written last, so rollout and credit are
     then finished."""
-    return (directory.iteration(iteration) / EPISODES).is_file()
+    return (directory.iteration_folder(iteration) / EPISODES).is_file()
 
 
-def is_measured(directory: ExperimentDirectory, done: int, evaluation_set: EvaluationSet) -> bool:
-    """Returns whether the set has a summary for the weights after `done` iterations."""
-    return (directory.evaluation(done, evaluation_set.label) / SUMMARY).is_file()
+def is_measured(
+    directory: ExperimentDirectory, finished_iterations: int, evaluation_set: EvaluationSet
+) -> bool:
+    """Returns whether the set has a summary for the weights after `finished_iterations`."""
+    return (directory.evaluation_folder(finished_iterations, evaluation_set.label) / SUMMARY).is_file()
 
 
-def missing_sets(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> list[EvaluationSet]:
-    """Returns the evaluation sets that are due after `done` iterations and not yet measured."""
+def missing_sets(
+    config: PolicyIteration, directory: ExperimentDirectory, finished_iterations: int
+) -> list[EvaluationSet]:
+    """Returns the evaluation sets that are due after `finished_iterations` and not yet measured."""
     evaluation = config.evaluation
-    is_end = is_over_after(config, directory, done)
-    is_due_while_training = evaluation.every is not None and done % evaluation.every == 0
+    is_end = is_over_after(config, directory, finished_iterations)
+    is_due_while_training = evaluation.every is not None and finished_iterations % evaluation.every == 0
     missing = []
     for evaluation_set in evaluation.sets:
         is_due = is_end or (is_due_while_training and evaluation_set.while_training)
-        if is_due and not is_measured(directory, done, evaluation_set):
+        if is_due and not is_measured(directory, finished_iterations, evaluation_set):
             missing.append(evaluation_set)
     return missing
 
@@ -473,38 +479,40 @@ def sampling_version(config: PolicyIteration, iteration: int) -> int:
     return max(0, iteration - 1) if config.overlap == "one_step" else iteration
 
 
-def will_sample_from(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> bool:
-    """Returns whether a later rollout or an evaluation samples from the weights after `done` iterations.
+def will_sample_from(
+    config: PolicyIteration, directory: ExperimentDirectory, finished_iterations: int
+) -> bool:
+    """Returns whether a later rollout or an evaluation samples from the weights after `finished_iterations`.
 
-    `done` is 1 or more. With an overlap, the start weights sample both of the first two iterations, and only
+    They are one or more. With an overlap, the start weights sample both of the first two iterations, and only
     one iteration is checked here.
     """
     # These weights sample the iteration that begins with them or, with an overlap, the next iteration.
-    sampled_iteration = done + 1 if config.overlap == "one_step" else done
-    is_over = is_over_after(config, directory, done)
+    sampled_iteration = finished_iterations + 1 if config.overlap == "one_step" else finished_iterations
+    is_over = is_over_after(config, directory, finished_iterations)
     a_rollout_samples = not is_over and needs_sampling(config, directory, sampled_iteration)
-    return a_rollout_samples or bool(missing_sets(config, directory, done))
+    return a_rollout_samples or bool(missing_sets(config, directory, finished_iterations))
 
 
 def expected_iterations(
-    max_iterations: int, budget: StopAfter | None, directory: ExperimentDirectory, done: int
+    max_iterations: int, budget: StopAfter | None, directory: ExperimentDirectory, iteration_count: int
 ) -> int:
     """Estimates the number of iterations of a run that a budget of sampled tokens may end.
 
-    The estimate uses the tokens that the first `done` iterations have sampled.
+    The estimate uses the tokens that the first `iteration_count` iterations have sampled.
 
     Args:
         max_iterations: The number of iterations if the budget doesn't end the run earlier.
     """
-    if budget is None or done >= max_iterations:
+    if budget is None or iteration_count >= max_iterations:
         return max_iterations
-    further = budget.further_iterations(tokens_sampled(directory, done))
+    further = budget.further_iterations(tokens_sampled(directory, iteration_count))
     # `further` is None before the first iteration.
-    return max_iterations if further is None else min(max_iterations, done + further)
+    return max_iterations if further is None else min(max_iterations, iteration_count + further)
 
 
-def tokens_sampled(directory: ExperimentDirectory, done: int) -> list[int]:
-    """Returns the number of tokens that each of the first `done` iterations sampled.
+def tokens_sampled(directory: ExperimentDirectory, iteration_count: int) -> list[int]:
+    """Returns the number of tokens that each of the first `iteration_count` iterations sampled.
 
     Raises:
         ValueError: The metrics of one of them are gone, or an earlier version wrote them without tokens.
@@ -528,7 +536,7 @@ def tokens_sampled(directory: ExperimentDirectory, done: int) -> list[int]:
             ) from error
 
     tokens = []
-    for folder in map(directory.iteration, range(done)):
+    for folder in map(directory.iteration_folder, range(iteration_count)):
         rollout_metrics = metrics_of(folder / ROLLOUT_METRICS)
         if SAMPLED_TOKENS not in rollout_metrics:
             raise ValueError(

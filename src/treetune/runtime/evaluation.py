@@ -61,17 +61,21 @@ ClaimVerdict = Literal["ours", "another's", "measured"]
 """The state of a set on a checkpoint: claimed by this process, claimed by another one, or measured."""
 
 
-def evaluate_due(resources: RunResources, done: int, clock: Clock) -> Metrics:
-    """Measures the sets that are due after `done` iterations, on the engine's weights. Collective."""
+def evaluate_due(resources: RunResources, finished_iterations: int, clock: Clock) -> Metrics:
+    """Measures the sets that are due after `finished_iterations`, on the engine's weights. Collective."""
     session = resources.session
     with clock.phase("evaluation"):
-        return evaluate(resources, done, missing_sets(session.config, session.directory, done))
+        sets = missing_sets(session.config, session.directory, finished_iterations)
+        return evaluate(resources, finished_iterations, sets)
 
 
 def evaluate(
-    resources: RunResources, done: int, sets: Sequence[EvaluationSet], claim: Claim | None = None
+    resources: RunResources,
+    finished_iterations: int,
+    sets: Sequence[EvaluationSet],
+    claim: Claim | None = None,
 ) -> Metrics:
-    """Measures the engine's present weights, which are those after `done` iterations. Collective.
+    """Measures the engine's present weights, which are those after `finished_iterations`. Collective.
 
     Args:
         claim: The first rank's claim, a lock that keeps other evaluators from this work. If another process
@@ -83,14 +87,13 @@ def evaluate(
     """
     directory = resources.session.directory
     for evaluation_set in sets:
-        folder = directory.evaluation(done, evaluation_set.label)
-        measure_set(
-            resources, done, evaluation_set, folder, f"{evaluation_set.label} after iteration {done}", claim
-        )
+        folder = directory.evaluation_folder(finished_iterations, evaluation_set.label)
+        name = f"{evaluation_set.label} after iteration {finished_iterations}"
+        measure_set(resources, finished_iterations, evaluation_set, folder, name, claim)
     metrics: Metrics = {}
     for evaluation_set in resources.session.config.evaluation.sets:
-        if is_measured(directory, done, evaluation_set):
-            folder = directory.evaluation(done, evaluation_set.label)
+        if is_measured(directory, finished_iterations, evaluation_set):
+            folder = directory.evaluation_folder(finished_iterations, evaluation_set.label)
             summary = read_record(folder / SUMMARY, MEASURE_AGAIN_REMEDY)
             metrics |= _metrics_of_summary(evaluation_set.label, summary)
     return metrics
@@ -135,7 +138,7 @@ def problems_of_set(config: PolicyIteration, evaluation_set: EvaluationSet) -> l
 
 def measure_set(
     resources: RunResources,
-    done: int,
+    finished_iterations: int,
     evaluation_set: EvaluationSet,
     folder: Path,
     name: str,
@@ -144,7 +147,7 @@ def measure_set(
     """Measures the engine's present weights. Collective.
 
     Args:
-        done: The number of iterations that made these weights.
+        finished_iterations: The number of iterations that made these weights.
         folder: Gets the answers and then ``summary.json``, which says that the set is measured.
         name: The name of the measurement in messages.
         claim: The lock by which the first rank keeps other evaluators from the folder. A process that seems
@@ -214,7 +217,7 @@ def measure_set(
                 assert rollout.sampling is not None
                 summary = {
                     "split": evaluation_set.split,
-                    "iteration": done,
+                    "iteration": finished_iterations,
                     **summarise(trajectories, seed, grader.same_answer),
                     **summarise_domains(trajectories, seed, grader.same_answer),
                     "too_long": len(problems) - len(answerable),
@@ -509,7 +512,7 @@ def measure_until_end(resources: RunResources, claims: Claims, every_s: float = 
             continue  # there may be new checkpoints by now, so it looks again without a pause
         if claimed_by_others:
             number, label = claimed_by_others[0]
-            holder = claims.holder(directory.evaluation(number, label) / "claims")
+            holder = claims.holder(directory.evaluation_folder(number, label) / "claims")
             message = f"waiting for {holder}, which evaluates {label} after iteration {number}"
             if message != last_message:
                 session.console.say(message)
@@ -532,7 +535,7 @@ def measure_claimed(
     claim: Claim | None = None
     verdict: ClaimVerdict = "measured"
     if session.ranks.is_first and not is_measured(directory, number, evaluation_set):
-        claim = claims.take(directory.evaluation(number, evaluation_set.label) / "claims")
+        claim = claims.take(directory.evaluation_folder(number, evaluation_set.label) / "claims")
         verdict = "ours" if claim else "another's"
     with contextlib.ExitStack() as stack:
         if claim is not None:

@@ -101,23 +101,23 @@ class RunFrames:
 
     def _episodes(self) -> Iterator[tuple[int, Episode]]:
         for iteration in self._directory.iterations_with(EPISODES):
-            for episode in StoredEpisodes(self._directory.iteration(iteration) / EPISODES):
+            for episode in StoredEpisodes(self._directory.iteration_folder(iteration) / EPISODES):
                 yield iteration, episode
 
     def _answers(self) -> Iterator[dict[str, Any]]:
         """Yields the rows of `answers`: first those that were sampled to train on, then those of
         evaluations."""
         for iteration in self._directory.iterations_with(TRAJECTORIES):
-            for answer in read_trajectories(self._directory.iteration(iteration) / TRAJECTORIES):
+            for answer in read_trajectories(self._directory.iteration_folder(iteration) / TRAJECTORIES):
                 origin = {"set": SAMPLED_SET, "iteration": iteration, "answer": answer.id}
                 yield origin | answer_row(answer) | {"correct": answer.grade.correct}
-        for done, name in self._directory.evaluations():
-            path = self._directory.evaluation(done, name) / ANSWERS
+        for number, name in self._directory.evaluations():
+            path = self._directory.evaluation_folder(number, name) / ANSWERS
             if not path.is_file():
                 continue
             verify_answers(path)
             for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
-                origin = {"set": name, "iteration": done, "answer": f"{row['problem']}#{row['sample']}"}
+                origin = {"set": name, "iteration": number, "answer": f"{row['problem']}#{row['sample']}"}
                 reward = row["reward"]  # None if the answer could not be graded
                 is_correct = reward is not None and reward >= CORRECT_SCORE
                 yield origin | row | {"correct": is_correct}

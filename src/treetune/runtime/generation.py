@@ -57,7 +57,7 @@ from treetune.rollouts.storage import (
     write_trajectories,
 )
 from treetune.runtime.base import PolicyIteration
-from treetune.runtime.console import Clock
+from treetune.runtime.console import Clock, Progress
 from treetune.runtime.directory import (
     CREDIT_METRICS,
     EPISODES,
@@ -104,7 +104,7 @@ def generate(resources: RunResources, iteration: int, clock: Clock) -> tuple[Col
     """
     session = resources.session
     config, ranks = session.config, session.ranks
-    folder = session.directory.iteration(iteration)
+    folder = session.directory.iteration_folder(iteration)
     if needs_sampling(config, session.directory, iteration):
         # The start of the engine is not part of the iteration's time.
         with clock.stopped():
@@ -125,20 +125,7 @@ def generate(resources: RunResources, iteration: int, clock: Clock) -> tuple[Col
         selected, credit_metrics = _run_credit_phase(resources, iteration, rollout, clock, shaping_memory)
         metrics |= credit_metrics
         if ranks.is_first:
-            _write_phase(folder / CREDIT_METRICS, metrics, clock, "credit")
-            if _needs_memory(config):
-                # Shaping has added this iteration to the memory.
-                write_record(folder / MEMORY_FILE, shaping_memory)
-            model = session.model
-            tokens_file = session.directory.path / TOKENS
-            if not tokens_file.is_file():  # readers of episodes look up the text of tokens there
-                n_token_ids = 1 + max(model.tokenizer.get_vocab().values())  # ids begin with 0
-                write_tokens(tokens_file, model.codec, n_token_ids)
-            # A user may have deleted the episodes to have them made again. A file of token signals that is
-            # still there then belongs to the deleted episodes.
-            (folder / SIGNALS).unlink(missing_ok=True)
-            # The episodes are written last, because their file says that both phases are done.
-            write_episodes(path, selected, model.codec, iteration)
+            _write_credit_phase(session, iteration, selected, metrics, clock, shaping_memory)
         episodes = selected if ranks.world_size == 1 else wait_for_stored_episodes(ranks, path)
     if config.rollout.needs_engine:
         # Only the seconds of phases that sampled count: credit without continuations samples no tokens.
@@ -164,7 +151,7 @@ def _run_rollout_phase(resources: RunResources, iteration: int, clock: Clock) ->
     """Samples and grades the answers of the iteration, or reads them from disk. Collective."""
     session = resources.session
     config, ranks = session.config, session.ranks
-    folder = session.directory.iteration(iteration)
+    folder = session.directory.iteration_folder(iteration)
 
     if (folder / TRAJECTORIES).is_file():
         # Raises if the file is of another iteration.
@@ -187,19 +174,8 @@ def _run_rollout_phase(resources: RunResources, iteration: int, clock: Clock) ->
         _count_tokens(resources, "generation", clock),
         resources.phase(f"iteration {iteration + 1}: sampling", "answers") as show_progress,
     ):
-        context = resources.context(
-            config.rollout,
-            seed=config.seed,
-            iteration=iteration,
-            journal=_journal_path(resources, folder, "rollout"),
-            continuations=_journal_path(resources, folder, "credit"),
-            progress=show_progress,
-            observe=partial(_check_answered, resources),
-        )
         further_problems = FurtherProblems(lambda: drawing_rule.draw_further(all_problems, problems, drawing))
-        context = replace(context, further_problems=further_problems)
-        if config.rollout.carries:  # such a rollout continues answers that the iteration before began
-            context = replace(context, carry_over=_make_carry_over(session, iteration))
+        context = _make_rollout_context(resources, iteration, further_problems, show_progress)
         rollout_context = context
         # A credit may begin to sample continuations of an answer while other answers are still sampled.
         # `attach` returns a context with an observer of the answers, by which `early` gets each answer as
@@ -240,6 +216,27 @@ def _run_rollout_phase(resources: RunResources, iteration: int, clock: Clock) ->
     return RolloutPhase(trees, metrics, early)
 
 
+def _make_rollout_context(
+    resources: RunResources, iteration: int, further_problems: FurtherProblems, show_progress: Progress
+) -> RolloutContext:
+    """Returns the context in which answers are sampled and graded."""
+    session, config = resources.session, resources.session.config
+    folder = session.directory.iteration(iteration)
+    context = resources.context(
+        config.rollout,
+        seed=config.seed,
+        iteration=iteration,
+        journal=_journal_path(resources, folder, "rollout"),
+        continuations=_journal_path(resources, folder, "credit"),
+        progress=show_progress,
+        observe=partial(_check_answered, resources),
+    )
+    context = replace(context, further_problems=further_problems)
+    if config.rollout.carries:  # such a rollout continues answers that the iteration before began
+        context = replace(context, carry_over=_make_carry_over(session, iteration))
+    return context
+
+
 def _make_drawing_context(session: Session, iteration: int) -> DrawingContext:
     """Returns what a rule for drawing problems may read. Files of earlier iterations are read only if the
     rule asks for them, and each file once."""
@@ -265,6 +262,32 @@ def _compute_pass_rates(answers: Sequence[Trajectory]) -> dict[str, float]:
     return {problem: sum(correct) / len(correct) for problem, correct in correct_by_problem.items()}
 
 
+def _write_credit_phase(
+    session: Session,
+    iteration: int,
+    episodes: Sequence[Episode],
+    metrics: Metrics,
+    clock: Clock,
+    shaping_memory: ShapingMemory,
+) -> None:
+    """Writes the files that end the second phase."""
+    folder = session.directory.iteration(iteration)
+    _write_phase(folder / CREDIT_METRICS, metrics, clock, "credit")
+    if _needs_memory(session.config):
+        # Shaping has added this iteration to the memory.
+        write_record(folder / MEMORY_FILE, shaping_memory)
+    model = session.model
+    tokens_file = session.directory.path / TOKENS
+    if not tokens_file.is_file():  # readers of episodes look up the text of tokens there
+        n_token_ids = 1 + max(model.tokenizer.get_vocab().values())  # ids begin with 0
+        write_tokens(tokens_file, model.codec, n_token_ids)
+    # A user may have deleted the episodes to have them made again. A file of token signals that is still
+    # there then belongs to the deleted episodes.
+    (folder / SIGNALS).unlink(missing_ok=True)
+    # The episodes are written last, because their file says that both phases are done.
+    write_episodes(folder / EPISODES, episodes, model.codec, iteration)
+
+
 def _run_credit_phase(
     resources: RunResources,
     iteration: int,
@@ -278,7 +301,7 @@ def _run_credit_phase(
         shaping_memory: What shaping remembers of earlier iterations. Shaping adds this iteration to it.
     """
     session, config = resources.session, resources.session.config
-    folder = session.directory.iteration(iteration)
+    folder = session.directory.iteration_folder(iteration)
     with (
         _count_tokens(resources, "credit", clock),
         resources.phase(f"iteration {iteration + 1}: credit", "continuations") as show_progress,
@@ -420,7 +443,7 @@ def _move_to_credit(ranks: Ranks, clock: Clock, engine: JournaledEngine) -> Metr
     calls_by_rank = [calls for _, calls in counts_by_rank]
     # The times of calls are seconds since the engine was made; the clock wants seconds since 1970. All ranks
     # make their engines at about the same time, so the time of this rank's engine serves for all calls.
-    engine_made_at = time.time() - engine.now()
+    engine_made_at = time.time() - engine.elapsed_s()
     # The rollout calls the engine once or several times. In each call, only continuations are sampled from
     # the time when the last rank has its last answer to the end of the slowest rank's call.
     spans = []
@@ -502,7 +525,7 @@ def _read_earlier(session: Session, iteration: int, name: str, contents: str) ->
     Raises:
         ValueError: The record is gone.
     """
-    path = session.directory.iteration(iteration) / name
+    path = session.directory.iteration_folder(iteration) / name
     record = None
     if session.ranks.is_first and path.is_file():
         record = read_record(path, BEGIN_AGAIN_REMEDY)
@@ -534,7 +557,7 @@ def _make_carry_over(session: Session, iteration: int) -> CarryOver:
     """
     answers: list[Trajectory] = []
     if iteration > 0:
-        path = session.directory.iteration(iteration - 1) / CARRIED_ANSWERS
+        path = session.directory.iteration_folder(iteration - 1) / CARRIED_ANSWERS
         if not path.is_file():
             raise ValueError(
                 f"{path} is gone, which has the answers that iteration {iteration + 1} continues: put it"
@@ -545,7 +568,8 @@ def _make_carry_over(session: Session, iteration: int) -> CarryOver:
     def keep(carried: Sequence[Trajectory]) -> None:
         carried_by_all_ranks = gather_trajectories_on_first(session.ranks, "carried answers", carried)
         if session.ranks.is_first:
-            write_trajectories(session.directory.iteration(iteration) / CARRIED_ANSWERS, carried_by_all_ranks)
+            folder = session.directory.iteration_folder(iteration)
+            write_trajectories(folder / CARRIED_ANSWERS, carried_by_all_ranks)
 
     return CarryOver(answers, keep)
 

@@ -47,7 +47,7 @@ def judge_server(session: Session) -> Iterator[RunningJudge | None]:
     rendezvous_folder = make_weights_folder(session.directory.path, f"{session.purpose} judge", ranks).meeting
     # The first rank downloads the model if it isn't on this machine.
     model = ranks.from_first("the judge's model", str(model_folder(settings)) if ranks.is_first else "")
-    logs = session.directory.logs
+    logs = session.directory.logs_folder
     launch = EngineLaunch(
         weights=Path(model),
         logs=logs if session.purpose == "run" else logs / session.purpose,

@@ -72,13 +72,28 @@ def begin_or_resume(
         write_json(directory.config_file, plain)
         return describe_unsafe_keys(plain)
     refuse_other_ranks(directory, ranks)
+    return _resume(directory, config, plain, inputs, bits_now)
+
+
+def _resume(
+    directory: ExperimentDirectory,
+    config: PolicyIteration,
+    plain: Mapping[str, Any],
+    inputs: Mapping[str, Any],
+    bits_now: Mapping[str, Any],
+) -> list[str]:
+    """Compares a resumed run with its manifest, writes down what has changed, and returns messages.
+
+    The arguments are those of `_first_manifest`. Raises ValueError if the run can't be resumed.
+    """
+    # Find what has changed.
     manifest = read_manifest(directory)
     earlier_inputs = newest_inputs(manifest)
     # The start model may be in another folder now: only its content counts.
     is_same_model = _is_same_model(earlier_inputs, inputs)
     changed_keys = refuse_changed_settings(directory.path, plain, config, same_model=is_same_model)
-    remarks = describe_unsafe_keys(plain)
-    if earlier_inputs is not None and any(changed_key.key[0] == "evaluation" for changed_key in changed_keys):
+    has_another_evaluation = any(changed_key.key[0] == "evaluation" for changed_key in changed_keys)
+    if earlier_inputs is not None and has_another_evaluation:
         # Another evaluation may measure other problems. `changed_keys` reports that already, so the rows of
         # evaluation sets are left out of the comparison, and only those of the task's splits remain.
         rows_of_task = {name: rows for name, rows in earlier_inputs["rows"].items() if name in SPLITS}
@@ -91,26 +106,15 @@ def begin_or_resume(
             " checkpoint of a run that has continued, name it by its number), give this experiment another"
             " name (APP_EXPERIMENT_NAME), or set changed_inputs to 'accept' to resume with the present inputs"
         )
-    remarks += [f"accepted, since changed_inputs is 'accept': {change}" for change in input_changes]
-    if earlier_inputs is None:
-        remarks.append(
-            "this run was begun by a version that recorded no digest of the start model, so whether the model"
-            " is still the same is unknown; its present digest is recorded now"
-        )
     changed_files = find_changed_code(manifest)
-    if changed_files:
-        remarks.append(_warn_of_changed_code(changed_files, directory, config))
     last_entry = _entries_of(manifest)[-1]
     bit_changes = describe_different_bits(last_entry.get("bits_rest_on", {}), bits_now)
-    if bit_changes:
-        remarks.append(
-            "this run was begun on another machine or with other software, so results may differ in the last"
-            f" bits: {'; '.join(bit_changes)}"
-        )
+
+    # Write it down.
     if changed_keys or bit_changes or input_changes or changed_files or earlier_inputs is None:
         manifest.setdefault("continued", []).append(
             {
-                "after": directory.resumable() or 0,
+                "after": directory.newest_resumable() or 0,
                 "config": config_hash(plain),
                 "changed": {changed_key.name: str(changed_key) for changed_key in changed_keys},
                 "command": describe_command(),
@@ -122,7 +126,23 @@ def begin_or_resume(
         )
         write_record(directory.manifest_file, manifest)
         write_json(directory.config_file, plain)
-    return remarks
+
+    # Tell the user.
+    messages = describe_unsafe_keys(plain)
+    messages += [f"accepted, since changed_inputs is 'accept': {change}" for change in input_changes]
+    if earlier_inputs is None:
+        messages.append(
+            "this run was begun by a version that recorded no digest of the start model, so whether the model"
+            " is still the same is unknown; its present digest is recorded now"
+        )
+    if changed_files:
+        messages.append(_warn_of_changed_code(changed_files, directory, config))
+    if bit_changes:
+        messages.append(
+            "this run was begun on another machine or with other software, so results may differ in the last"
+            f" bits: {'; '.join(bit_changes)}"
+        )
+    return messages
 
 
 def _first_manifest(
@@ -163,10 +183,10 @@ def refuse_other_ranks(directory: ExperimentDirectory, ranks: int) -> None:
 
     Every ZeRO stage above 0 shards it. This is checked before anything in the folder is changed.
     """
-    newest = directory.resumable()
+    newest = directory.newest_resumable()
     if newest is None:
         return
-    state_folder = directory.checkpoint(newest) / "trainer" / "policy"
+    state_folder = directory.checkpoint_folder(newest) / "trainer" / "policy"
     n_shards = len(list(state_folder.glob(OPTIMISER_SHARDS)))  # 0 if the state is not sharded
     if n_shards not in (0, ranks):
         raise ValueError(
@@ -261,13 +281,13 @@ def _warn_of_changed_code(
     resumes with the corrected function.
     """
     files = ", ".join(changed_files.values())
-    done = directory.resumable() or 0
+    finished_iterations = directory.newest_resumable() or 0
     new_name = json.dumps(f"{config.experiment_name}_2", ensure_ascii=False)
     return (
         f"warning: your own code has changed since this run was last started: {files}. Iterations up to"
-        f" {done} were computed with the earlier code, and the following ones are computed with the present"
-        " code. Their rewards and metrics can't be compared with each other, nor this run with others. To"
-        " have one code in all iterations, put the earlier code back, or start a new run:"
+        f" {finished_iterations} were computed with the earlier code, and the following ones are computed"
+        " with the present code. Their rewards and metrics can't be compared with each other, nor this run"
+        " with others. To have one code in all iterations, put the earlier code back, or start a new run:"
         f" {override_option(('experiment_name',), new_name)}"
     )
 

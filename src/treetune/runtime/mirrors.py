@@ -27,8 +27,8 @@ after 90 s."""
 
 
 class Mirrors:
-    """The sinks of one run. A sink that is opened gets the points that it lacks, of the first `done`
-    iterations (of all iterations if `done` is None)."""
+    """The sinks of one run. A sink that is opened gets the points that it lacks, of the
+    first `finished_iterations`, or of all iterations if it is None."""
 
     def __init__(
         self,
@@ -36,11 +36,12 @@ class Mirrors:
         directory: Path,
         name: str,
         config: Mapping[str, Any],
-        done: int | None = None,
+        finished_iterations: int | None = None,
     ) -> None:
-        """Opens the sinks, and sends to each the rows that it lacks of the first `done` iterations."""
+        """Opens the sinks, and sends to each the rows that it lacks of the first
+        `finished_iterations`."""
         self._open: list[tuple[Sink, Any, _SinkThread]] = []
-        row_by_iteration = _rows_of(directory, done) if sinks else {}
+        row_by_iteration = _rows_of(directory, finished_iterations) if sinks else {}
         for sink in sinks:
             try:
                 thread = _SinkThread(type(sink).__name__)
@@ -115,11 +116,15 @@ class _SinkThread:
                 future.set_exception(error)
 
 
-def _rows_of(directory: Path, done: int | None) -> dict[int, Metrics]:
-    """Returns the rows of `metrics.jsonl` by iteration, in order, of the first `done` iterations (None: all).
+def _rows_of(directory: Path, finished_iterations: int | None) -> dict[int, Metrics]:
+    """Returns the rows of `metrics.jsonl` by iteration, in order, of the first `finished_iterations`, or of
+    all iterations if it is None.
 
     If an iteration was done twice, the last row counts. Damaged lines are left out: the run reports them, so
     their messages go into a list that nobody reads.
     """
     rows = {int(row["iteration"]): row for row in ExperimentDirectory(directory).read_metrics([])}
-    return {iteration: rows[iteration] for iteration in sorted(rows) if done is None or iteration < done}
+    iterations = sorted(rows)
+    if finished_iterations is not None:
+        iterations = [iteration for iteration in iterations if iteration < finished_iterations]
+    return {iteration: rows[iteration] for iteration in iterations}

@@ -100,9 +100,12 @@ class PolicyServer:
                 session.console.note(f"new weights go to the engine by {transfer}: {reason}")
             folder = WeightsFolder(session, adapters, transfer, in_memory=policy.weights_in_memory)
             stack.callback(folder.remove)
+            logs_folder = directory.logs_folder
+            if session.purpose != "run":
+                logs_folder /= session.purpose
             launch = EngineLaunch(
                 weights=folder.write_start(),
-                logs=directory.logs if session.purpose == "run" else directory.logs / session.purpose,
+                logs=logs_folder,
                 seed=config.seed,
                 context_length=config.context_length,
                 ranks=Rendezvous(ranks.rank, ranks.world_size, folder.meeting, ranks.barrier),

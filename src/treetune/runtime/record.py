@@ -102,7 +102,7 @@ def resume(session: Session, server: PolicyServer, trainer: PolicyTrainer) -> in
     start = session.ranks.from_first("newest checkpoint", start)
     if start:
         with server.asleep():  # the trainer needs the accelerator's memory while it loads
-            trainer.load(directory.checkpoint(start) / "trainer")
+            trainer.load(directory.checkpoint_folder(start) / "trainer")
         server.offer(trainer, start)
     # Only the first rank writes messages, so only it reads the files for them.
     repetition = describe_repetition(directory, start) if session.ranks.is_first else ""
@@ -113,7 +113,7 @@ def resume(session: Session, server: PolicyServer, trainer: PolicyTrainer) -> in
     )
     if not is_new:
         session.console.say(f"continuing after iteration {start} of {config.iterations}{repetition}")
-    session.done = session.checkpointed = start
+    session.finished_iterations = session.checkpointed_iterations = start
     if session.ranks.is_first:
         lines = [json.dumps(seal_record(row)) + "\n" for row in read_metrics_rows(directory, start)]
         write_text(directory.metrics_file, "".join(lines))
@@ -129,7 +129,7 @@ def describe_repetition(directory: ExperimentDirectory, start: int) -> str:
     (about 3 min); what was sampled is kept``.
     """
     rows: list[dict[str, Any]] = []
-    while (path := directory.iteration(start + len(rows)) / ITERATION_METRICS).is_file():
+    while (path := directory.iteration_folder(start + len(rows)) / ITERATION_METRICS).is_file():
         rows.append(read_record(path, METRICS_REMEDY))
     if not rows:
         return ""
@@ -152,9 +152,9 @@ def _newest_undamaged_checkpoint(session: Session) -> int:
     """
     directory = session.directory
     damages: list[str] = []
-    for number in reversed(directory.resumables()):
+    for number in reversed(directory.resumable_checkpoints()):
         directory.refuse_misplaced_checkpoint(number)
-        damage = find_damage(directory.checkpoint(number) / "trainer")
+        damage = find_damage(directory.checkpoint_folder(number) / "trainer")
         if damage is None:
             # Damaged newer checkpoints are reported only now that an older one can take their place.
             for message in damages:
@@ -205,7 +205,7 @@ class Record:
                 " it off)"
             )
         directory, name = session.directory.path, config.experiment_name
-        mirrors = Mirrors(sinks, directory, name, session.plain_config, done=start)
+        mirrors = Mirrors(sinks, directory, name, session.plain_config, finished_iterations=start)
 
         def say(message: str) -> None:
             # A signal's handler calls this, perhaps while the process is within a buffered write: `print` and
@@ -244,7 +244,9 @@ class Record:
         """
         session, stop = self._session, self._stop
         self._expect_boundary(
-            f"the end of iteration {iteration + 1}", finished=session.done, expected_s=self._iteration_s
+            f"the end of iteration {iteration + 1}",
+            finished_iterations=session.finished_iterations,
+            expected_s=self._iteration_s,
         )
         may_interrupt = session.ranks.world_size == 1 and session.config.overlap == "none"
         try:
@@ -260,19 +262,20 @@ class Record:
             self._write_missing_checkpoint()
             raise Stopped(128 + signal_number)
 
-    def _expect_boundary(self, boundary: str, *, finished: int, expected_s: float | None) -> None:
+    def _expect_boundary(self, boundary: str, *, finished_iterations: int, expected_s: float | None) -> None:
         """Tells the graceful stop which boundary comes next, and what an end before the boundary would lose.
 
         A boundary is a point at which the run can end and lose nothing.
 
         Args:
-            finished: The number of finished iterations. An early end loses those after the last checkpoint.
+            finished_iterations: An early end loses those after the last checkpoint.
             expected_s: The seconds until the boundary; None if unknown.
         """
-        checkpointed = self._session.checkpointed
+        checkpointed_iterations = self._session.checkpointed_iterations
         would_lose = None
-        if finished > checkpointed:
-            would_lose = f"the next start does {name_iterations(checkpointed + 1, finished)} again"
+        if finished_iterations > checkpointed_iterations:
+            repeated = name_iterations(checkpointed_iterations + 1, finished_iterations)
+            would_lose = f"the next start does {repeated} again"
         self._stop.begin(boundary, would_lose, expected_s)
 
     def _agree_to_stop(self) -> int | None:
@@ -287,10 +290,10 @@ class Record:
     def _write_missing_checkpoint(self) -> None:
         """Writes a checkpoint of the present weights, unless there is one. Collective."""
         session = self._session
-        if session.done == session.checkpointed:
+        if session.finished_iterations == session.checkpointed_iterations:
             return
         try:
-            self._write_timed_checkpoint(session.done, regular=False)
+            self._write_timed_checkpoint(session.finished_iterations, regular=False)
         except (OSError, RuntimeError, ValueError) as error:
             # The process ends nevertheless, with the signal's exit code.
             session.console.say(f"no checkpoint could be written on the way out: {error}")
@@ -305,34 +308,40 @@ class Record:
             Stopped: A signal asked for the end.
         """
         session, watch = self._session, self._watch
-        config, done = session.config, iteration + 1
+        config, finished_iterations = session.config, iteration + 1
         # From here on, a signal that ended the process at once would lose this iteration. So a signal waits
         # for a boundary, a point at which nothing is lost. The next boundary is `_agree_to_stop` below. A
         # signal that comes later is noticed before the next iteration's training.
-        self._expect_boundary(f"the end of iteration {done}", finished=done, expected_s=0.0)
+        self._expect_boundary(
+            f"the end of iteration {finished_iterations}",
+            finished_iterations=finished_iterations,
+            expected_s=0.0,
+        )
         metrics = metrics | watch.check_iteration(iteration, metrics)
         with clock.phase("commit"):
             # The metrics are written before the checkpoint. A run that resumes from the checkpoint doesn't
             # do this iteration again, so metrics that are missing then would stay missing.
             self._write_metrics(iteration, metrics | clock.metrics())
-            is_end = is_over_after(config, session.directory, done) or watch.stops_run
-            is_regular = is_end or self._schedule.is_due_by_iterations(done)
+            is_end = is_over_after(config, session.directory, finished_iterations) or watch.stops_run
+            is_regular = is_end or self._schedule.is_due_by_iterations(finished_iterations)
             iteration_s = clock.metrics()["seconds/total"]
             # The first rank decides, since the clocks of ranks differ.
             is_due_by_time = session.ranks.from_first(
                 "a checkpoint is due", self._schedule.is_due_by_time(iteration_s)
             )
             stopped_by = self._agree_to_stop()  # the number of a signal; None without one
-            session.done = done
+            session.finished_iterations = finished_iterations
             if is_regular or is_due_by_time or stopped_by is not None:
-                self._write_timed_checkpoint(done, regular=is_regular)
+                self._write_timed_checkpoint(finished_iterations, regular=is_regular)
         # The row is written once more, now that the seconds of the commit are known.
         row = self._write_metrics(iteration, metrics | clock.metrics())
         if session.ranks.is_first:
             session.directory.append_metrics(row)
         self._mirrors.log(iteration, row)
         session.last_row = row
-        session.console.say(format_summary_line(row, iterations_of(config, session.directory, done)))
+        session.console.say(
+            format_summary_line(row, iterations_of(config, session.directory, finished_iterations))
+        )
         self._iteration_s = iteration_s
         watch.stop_if_collapsed()
         # A run that is over ends as usual, with exit code 0.
@@ -343,20 +352,23 @@ class Record:
         """Writes the iteration's own file of metrics, and returns its row."""
         row = metrics_row(iteration, time.time(), metrics)
         if self._session.ranks.is_first:
-            write_record(self._session.directory.iteration(iteration) / ITERATION_METRICS, row)
+            write_record(self._session.directory.iteration_folder(iteration) / ITERATION_METRICS, row)
         return row
 
-    def _write_timed_checkpoint(self, done: int, *, regular: bool) -> None:
-        """Writes the checkpoint after `done` iterations, and passes its seconds to the schedule.
+    def _write_timed_checkpoint(self, finished_iterations: int, *, regular: bool) -> None:
+        """Writes the checkpoint after `finished_iterations`, and passes its seconds to the schedule.
         Collective."""
         start = time.monotonic()
-        with self._server.asleep(), self._session.console.phase(f"iteration {done}: checkpoint"):
-            self._write_checkpoint(done, regular=regular)
-        self._session.checkpointed = done
+        with (
+            self._server.asleep(),
+            self._session.console.phase(f"iteration {finished_iterations}: checkpoint"),
+        ):
+            self._write_checkpoint(finished_iterations, regular=regular)
+        self._session.checkpointed_iterations = finished_iterations
         self._schedule.note_written(time.monotonic() - start)
 
-    def _write_checkpoint(self, done: int, *, regular: bool) -> None:
-        """Writes the checkpoint after `done` iterations.
+    def _write_checkpoint(self, finished_iterations: int, *, regular: bool) -> None:
+        """Writes the checkpoint after `finished_iterations`.
 
         Args:
             regular: Whether it is due by iterations, and not by time or a signal.
@@ -364,7 +376,7 @@ class Record:
         from treetune.models.policy_files import write_critic, write_policy
 
         session, trainer = self._session, self._trainer
-        final_folder = session.directory.checkpoint(done)
+        final_folder = session.directory.checkpoint_folder(finished_iterations)
         # Everything is written into a hidden folder, which gets its name when it is complete.
         folder = final_folder.with_name(f".{final_folder.name}.partial")
         if session.ranks.is_first:
@@ -402,7 +414,7 @@ class Record:
                     seal_folder(part)
                     digests[part.name] = digest_of(part / CHECKSUMS_FILE)
                 state = {
-                    "iteration": done,
+                    "iteration": finished_iterations,
                     "config": config_hash(session.plain_config),
                     "regular": regular,
                     "parts": digests,
@@ -536,7 +548,7 @@ class CollapseWatch:
     def check_iteration(self, iteration: int, metrics: Metrics) -> Metrics:
         """Returns metrics that say which signs of collapse there are, and logs each that begins or ends.
 
-        A sign counts if enough iterations in a row show it. Collective.
+        A sign is confirmed if enough iterations in a row show it. Collective.
         """
         signs_before = self.signs
         # `metrics_row` rounds the metrics as in the file, so that a restarted run finds the same signs. No
@@ -547,15 +559,15 @@ class CollapseWatch:
         sign_metrics: Metrics = {}
         for sign, finding in self.signs.items():
             finding_before = signs_before.get(sign, CollapseSign(sign))
-            if finding.counts and not finding_before.counts:
+            if finding.is_confirmed and not finding_before.is_confirmed:
                 assert finding.since is not None
                 self.session.console.say(
                     f"warning: {sign} in iterations {finding.since + 1} to {iteration + 1}:"
                     f" {finding.description}; {REMEDY_OF_SIGN[sign]}"
                 )
-            elif finding_before.counts and not finding.counts:
+            elif finding_before.is_confirmed and not finding.is_confirmed:
                 self.session.console.say(f"{sign} is over in iteration {iteration + 1}")
-            sign_metrics[f"diagnostics/{sign}"] = float(finding.counts)
+            sign_metrics[f"diagnostics/{sign}"] = float(finding.is_confirmed)
         if self.session.config.diagnostics.stops:
             sign_metrics["diagnostics/stop"] = float(self.stops_run)
         return sign_metrics
@@ -563,8 +575,8 @@ class CollapseWatch:
     @property
     def stops_run(self) -> bool:
         """Whether a sign ends the run here. A run that is finished anyway is not stopped."""
-        config, done = self.session.config, _count_finished(self.rows)
-        is_finished = is_over_after(config, self.session.directory, done)
+        config, finished_iterations = self.session.config, _count_finished(self.rows)
+        is_finished = is_over_after(config, self.session.directory, finished_iterations)
         return not is_finished and bool(find_stopping_signs(config.diagnostics, self.signs))
 
     @property
@@ -589,7 +601,7 @@ def refuse_collapsed(config: PolicyIteration, directory: ExperimentDirectory) ->
 
     Also raises it if the run showed the sign, and was killed before the sign could stop the run.
     """
-    rows = read_metrics_rows(directory, directory.resumable() or 0)
+    rows = read_metrics_rows(directory, directory.newest_resumable() or 0)
     signs = _find_signs(config, rows)
     if find_stopping_signs(config.diagnostics, signs):
         raise Collapsed(_describe_collapse(config, directory, rows, signs))
@@ -598,15 +610,15 @@ def refuse_collapsed(config: PolicyIteration, directory: ExperimentDirectory) ->
 def read_last_good(config: PolicyIteration, directory: ExperimentDirectory) -> int | None:
     """Returns the newest number of finished iterations before any sign of collapse; None if no sign may stop
     the run."""
-    rows = read_metrics_rows(directory, directory.resumable() or 0)
+    rows = read_metrics_rows(directory, directory.newest_resumable() or 0)
     return find_last_good(config.diagnostics, _find_signs(config, rows), _count_finished(rows) - 1)
 
 
-def read_metrics_rows(directory: ExperimentDirectory, done: int) -> list[dict[str, Any]]:
-    """Returns the rows of the first `done` iterations, from the iterations' own files."""
+def read_metrics_rows(directory: ExperimentDirectory, finished_iterations: int) -> list[dict[str, Any]]:
+    """Returns the rows of the first `finished_iterations`, from the iterations' own files."""
     rows = []
-    for i in range(done):
-        path = directory.iteration(i) / ITERATION_METRICS
+    for i in range(finished_iterations):
+        path = directory.iteration_folder(i) / ITERATION_METRICS
         if path.is_file():  # a user may have deleted a damaged one (`METRICS_REMEDY`)
             row = read_record(path, METRICS_REMEDY)
             refuse_misplaced(row, path, i)
@@ -633,17 +645,18 @@ def _describe_collapse(
     signs: Mapping[Sign, CollapseSign],
 ) -> str:
     """Returns why the run is stopped, which weights are good, and how to continue it."""
-    done = _count_finished(rows)
+    finished_iterations = _count_finished(rows)
     reasons = []
     for finding in find_stopping_signs(config.diagnostics, signs):
         assert finding.since is not None  # the iterations that show the sign make it a stopping one
         reasons.append(f"{finding.sign} since iteration {finding.since + 1}: {finding.description}")
-    last_good = find_last_good(config.diagnostics, signs, done - 1)
+    last_good = find_last_good(config.diagnostics, signs, finished_iterations - 1)
     assert last_good is not None  # None only if no sign may stop a run, and here one does
-    checkpoints = {number: directory.checkpoint(number) for number in directory.checkpoints()}
+    checkpoints = {number: directory.checkpoint_folder(number) for number in directory.checkpoints()}
     good_weights = describe_good_weights(last_good, checkpoints)  # a text that says where they are
     return (
-        f"{directory.path} was stopped after iteration {done} of {config.iterations} by"
+        f"{directory.path} was stopped after iteration {finished_iterations} of {config.iterations} by"
         f" diagnostics.on_collapse: {'; '.join(reasons)}. {good_weights[0].upper()}{good_weights[1:]}. To"
-        f" continue from iteration {done} nevertheless, set on_collapse to 'warn', or change the threshold"
+        f" continue from iteration {finished_iterations} nevertheless, set on_collapse to 'warn', or change"
+        " the threshold"
     )

@@ -256,5 +256,5 @@ def grader_pool(session: Session, task: Task, service_context: ServiceContext) -
         deadline=config.grader_deadline,
         context=service_context,
         # The pool sees in the whole prompt, with its chat template, whether answers begin within a thought.
-        whole_prompt=session.model.codec.framed,
+        whole_prompt=session.model.codec.whole_prompt,
     )

@@ -21,7 +21,7 @@ from treetune.exceptions import Stopped
 from treetune.rollouts.single_turn import adapt_to_fixed_problems
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import Console, name_iterations
-from treetune.runtime.directory import ExperimentDirectory, Lock, is_over_after
+from treetune.runtime.directory import ExperimentDirectory, LockPurpose, is_over_after
 from treetune.runtime.manifest import begin_or_resume
 from treetune.runtime.several_machines import refuse_machines_that_differ
 from treetune.store.files import make_private_folder
@@ -61,25 +61,26 @@ class Session:
     experiment."""
     iteration: int | None = None
     """The iteration that the loop is in."""
-    done: int = 0
+    finished_iterations: int = 0
     """The number of finished iterations."""
-    checkpointed: int = 0
+    checkpointed_iterations: int = 0
     """The number of iterations that the newest checkpoint holds. A killed run repeats the training of those
-    after it. Example: with `done` 7 and `checkpointed` 5, iterations 6 and 7."""
+    after it. Example: with `finished_iterations` 7 and `checkpointed_iterations` 5, iterations 6 and 7."""
     last_row: Mapping[str, Any] = field(default_factory=dict)
     """The metrics of the last finished iteration."""
 
     @staticmethod
     @contextmanager
     def open(
-        config: PolicyIteration, plain_config: Mapping[str, Any], lock: Lock = "run"
+        config: PolicyIteration, plain_config: Mapping[str, Any], purpose: LockPurpose = "run"
     ) -> Iterator[Session]:
         """Joins the ranks, takes a lock of the experiment, and yields the session. Collective.
 
         An experiment may have one process that runs it, one that analyses it, and several that evaluate it.
 
         Args:
-            lock: The lock for what this process does: ``run``, ``analysis`` or ``evaluation``.
+            purpose: The purpose for which this process takes the lock: ``run``, ``analysis`` or
+                ``evaluation``.
         """
         with contextlib.ExitStack() as stack:
             directory = ExperimentDirectory.of(config)
@@ -89,23 +90,24 @@ class Session:
 
             ranks = Ranks.join(config.rank_deadline, compare_machines)
             stack.callback(ranks.leave)
-            purpose: str = lock
+            numbered_purpose: str = purpose
             remarks: list[str] = []
             # Only the first rank locks: a lock belongs to one process, and the ranks are several.
             if ranks.is_first:
                 make_private_folder(directory.path, share=config.share)
                 # The lock is held until the stack closes, when the process leaves the experiment.
-                if lock == "evaluation":
-                    purpose = f"evaluation-{stack.enter_context(directory.evaluator())}"
+                if purpose == "evaluation":
+                    number = stack.enter_context(directory.hold_evaluator_number())
+                    numbered_purpose = f"evaluation-{number}"
                 else:
-                    stack.enter_context(directory.locked(lock, patience_for_last_start()))
-                if lock == "run":
+                    stack.enter_context(directory.locked(purpose, patience_for_last_start()))
+                if purpose == "run":
                     remarks = begin_or_resume(directory, config, plain_config, ranks.world_size)
             # The other ranks wait here until the first one has the lock.
-            purpose = ranks.from_first("the first rank has the experiment's lock", purpose)
+            numbered_purpose = ranks.from_first("the first rank has the experiment's lock", numbered_purpose)
             # Only the first rank keeps a timeline: all ranks do the same at the same time.
-            timeline_file = directory.logs / f"{purpose}{TIMELINE_SUFFIX}" if ranks.is_first else None
-            timeline = Timeline(timeline_file)
+            timeline_file = directory.logs_folder / f"{numbered_purpose}{TIMELINE_SUFFIX}"
+            timeline = Timeline(timeline_file if ranks.is_first else None)
             log_file = directory.run_log if ranks.is_first else None
             console = Console(log_file, ranks.is_first, timeline)
             stack.callback(console.close)
@@ -114,7 +116,7 @@ class Session:
                 console.say(remark)
             _silence_libraries()
             model = StartModel(config, ranks.device)
-            session = Session(config, plain_config, directory, ranks, console, model, purpose)
+            session = Session(config, plain_config, directory, ranks, console, model, numbered_purpose)
             try:
                 yield session
             except (Stopped, KeyboardInterrupt) as stop:
@@ -127,17 +129,16 @@ class Session:
         position = ""
         if self.iteration is not None:
             # True if the iteration is finished, and the next one has not begun.
-            at_boundary = self.done == self.iteration + 1
+            at_boundary = self.finished_iterations == self.iteration + 1
             if at_boundary:
-                position = f" after iteration {self.done}"
+                position = f" after iteration {self.finished_iterations}"
             else:
                 position = f" in iteration {self.iteration + 1}"
         repetition = ""
-        if self.done > self.checkpointed:
-            repeated = name_iterations(self.checkpointed + 1, self.done)
-            repetition = (
-                f" after iteration {self.checkpointed}, the last checkpoint, and does {repeated} again"
-            )
+        if self.finished_iterations > self.checkpointed_iterations:
+            checkpoint = f"iteration {self.checkpointed_iterations}, the last checkpoint"
+            repeated = name_iterations(self.checkpointed_iterations + 1, self.finished_iterations)
+            repetition = f" after {checkpoint}, and does {repeated} again"
         if isinstance(stop, Stopped) and stop.code != 128 + signal.SIGINT:
             # This may be the launcher's SIGTERM after another rank has failed, and the same command may then
             # fail again. So the message mentions the command only to say which iterations it would repeat.

@@ -330,7 +330,7 @@ class WandbSink(Sink):
         from treetune.rollouts.storage import answer_row, read_trajectories
         from treetune.runtime.directory import TRAJECTORIES, ExperimentDirectory
 
-        file = ExperimentDirectory(directory).iteration(iteration) / TRAJECTORIES
+        file = ExperimentDirectory(directory).iteration_folder(iteration) / TRAJECTORIES
         if not file.is_file():
             return None
         rows = []

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from treetune.trainer.core import OnSignals, PolicyTrainer, StepDone
+    from treetune.trainer.core import FinishedStep, OnSignals, PolicyTrainer
     from treetune.trainer.ranks import Ranks
     from treetune.trainer.tokens import Sequences
 
@@ -402,7 +402,7 @@ def train(
         return trainer.train(iteration, episodes)  # takes no step, and counts 0 steps
     # Signals are the trainer's numbers about each trained token, such as its log-prob and entropy. Every rank
     # knows those of all tokens, and the first one writes them.
-    path = session.directory.iteration(iteration) / SIGNALS
+    path = session.directory.iteration_folder(iteration) / SIGNALS
     on_signals = partial(write_token_signals, path) if session.ranks.is_first else None
     # Metrics of the policy that sampled the episodes, if a restart abandons this policy.
     metrics_of_abandoned: Metrics = {}
@@ -569,16 +569,16 @@ class _CheckpointChoice:
         """The pass@1 of each candidate on the set."""
         self._measurements: list[Path] = []
         """The folder of each candidate's measurement."""
-        self._best_state = self.session.directory.iteration(iteration) / "candidates" / "state"
+        self._best_state = self.session.directory.iteration_folder(iteration) / "candidates" / "state"
         """The folder of the trainer's state after the best candidate so far."""
 
     def train_to_next_point(
-        self, steps: Iterator[StepDone], show: Callable[[int, int], None]
+        self, steps: Iterator[FinishedStep], show: Callable[[int, int], None]
     ) -> tuple[int, bool]:
         """Trains to the next candidate: the end of the epoch, or `every` steps. Returns the number of epochs
         or steps so far, and whether the training is over. Collective."""
         for step in steps:
-            show(step.number, step.steps)  # for example, 6 of 8
+            show(step.number, step.total_steps)  # for example, 6 of 8
             if self.every is None:
                 if step.epochs is not None:  # the step ends an epoch
                     return step.epochs, step.is_last
@@ -606,13 +606,13 @@ class _CheckpointChoice:
             is_last: Whether the training is over.
         """
         session = self.session
-        done = self.iteration + 1  # the number of iterations up to this one, which counts from 0
+        iteration_number = self.iteration + 1  # from 1; `self.iteration` counts from 0
         folder = self._find_measurement(point)
         if folder is None:  # otherwise the weights were measured already
-            self.resources.server.offer(self.trainer, done)
-            folder = session.directory.candidate(self.iteration, point)
-            name = f"{self.set.label} after {self.unit} {point} of iteration {done}"
-            measure_set(self.resources, done, self.set, folder, name)
+            self.resources.server.offer(self.trainer, iteration_number)
+            folder = session.directory.candidate_folder(self.iteration, point)
+            name = f"{self.set.label} after {self.unit} {point} of iteration {iteration_number}"
+            measure_set(self.resources, iteration_number, self.set, folder, name)
         self._measurements.append(folder)
         self.points.append(point)
         self.accuracies.append(read_record(folder / SUMMARY, MEASURE_AGAIN_REMEDY)["pass_at_1"])
@@ -641,7 +641,7 @@ class _CheckpointChoice:
             # Every iteration begins with the same start weights.
             iterations += range(self.iteration)
         for iteration in iterations:
-            folder = self.session.directory.candidate(iteration, point)
+            folder = self.session.directory.candidate_folder(iteration, point)
             if (folder / SUMMARY).is_file():
                 return folder
         return None
@@ -679,14 +679,14 @@ class _CheckpointChoice:
     def _copy_to_evaluations(self, measurement: Path) -> None:
         """Copies the measurement of the chosen weights to the evaluations, as the evaluation after the
         iteration."""
-        done = self.iteration + 1  # the number of iterations up to this one, which counts from 0
-        folder = self.session.directory.evaluation(done, self.set.label)
+        iteration_number = self.iteration + 1  # from 1; `self.iteration` counts from 0
+        folder = self.session.directory.evaluation_folder(iteration_number, self.set.label)
         if (folder / SUMMARY).is_file():
             return
         summary = read_record(measurement / SUMMARY, MEASURE_AGAIN_REMEDY)
         verify_answers(measurement / ANSWERS)
         write_text(folder / ANSWERS, (measurement / ANSWERS).read_text())
-        write_record(folder / SUMMARY, summary | {"iteration": done})
+        write_record(folder / SUMMARY, summary | {"iteration": iteration_number})
 
 
 def choose_candidate(accuracies: Sequence[float], rule: ChoiceRule) -> int:

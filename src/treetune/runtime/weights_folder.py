@@ -252,7 +252,8 @@ class WeightsFolder:
         self._session.directory.refuse_misplaced_checkpoint(version)
         # `getattr`, since a model that begins with random weights doesn't have the setting.
         trusted = getattr(self._session.config.model, "trust_remote_code", False)
-        return read_policy(self._session.directory.checkpoint(version) / "policy", trust_remote_code=trusted)
+        checkpoint = self._session.directory.checkpoint_folder(version)
+        return read_policy(checkpoint / "policy", trust_remote_code=trusted)
 
     def keep_only(self, version: int) -> None:
         """Deletes all versions of the weights except this one, from which the engine restarts.

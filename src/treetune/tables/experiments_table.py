@@ -132,16 +132,16 @@ def _cells(result: FilledRow, with_published: bool) -> list[str]:
     """Returns the cells of a row as text, with shares in percent."""
     values, published = result.values, result.row.published
 
-    def formatted(key: str, scale: float = 1.0) -> str:
+    def format_value(key: str, scale: float = 1.0) -> str:
         return f"{scale * values[key]:.1f}" if values.get(key) is not None else DASH
 
     cells = [
         result.row.name,
-        formatted("pass_at_1", scale=100),
-        f"{formatted('ci_low', scale=100)} – {formatted('ci_high', scale=100)}",
+        format_value("pass_at_1", scale=100),
+        f"{format_value('ci_low', scale=100)} – {format_value('ci_high', scale=100)}",
         f"{values.get('n_problems', DASH)} × {values.get('samples', DASH)}",
-        formatted("unfinished", scale=100),
-        formatted("mean_tokens"),
+        format_value("unfinished", scale=100),
+        format_value("mean_tokens"),
         str(values["iteration"]),
     ]
     if with_published:

@@ -402,7 +402,7 @@ class _Execution:
         if was_started:
             # It succeeded and wrote nothing, so it would be started again without end.
             reason = f"{commands[0][0]} succeeded but changed nothing (log {run.log})"
-            status = RunStatus("failed", status.done, reason)
+            status = RunStatus("failed", status.finished_iterations, reason)
         if not commands or was_started:
             if status.state != "finished":
                 self.announce(f"{label}: {status.state}: {status.why}")
@@ -411,7 +411,7 @@ class _Execution:
         command = commands[0]
         command_name = command[0]  # the arguments follow
         self.started_commands[run.key].add(command)
-        is_resumed = status.state in ("interrupted", "failed") and status.done > 0
+        is_resumed = status.state in ("interrupted", "failed") and status.finished_iterations > 0
         self.announce(f"{label}: {command_name} {'continues' if is_resumed else 'starts'} (log {run.log})")
         program, *arguments = self.launcher.command(run, *command)
         shell_line = self.launcher.line(run, *command)
@@ -563,7 +563,7 @@ def estimate_run(plan: TableRuns, run: PlannedRun) -> RunCost:
             return _stated_cost(run, run.recipe.seconds_per_run, "a run")
     if status.state == "unmeasured":
         return RunCost(seconds=None, basis="evaluation alone")
-    iterations_left = run.iterations - status.done
+    iterations_left = run.iterations - status.finished_iterations
     # Without a checked configuration, a run's directory is unknown.
     peers = [other_run for other_run in plan.runs if other_run.name == run.name and other_run.checked_config]
     peers.sort(key=lambda other_run: other_run.seed != run.seed)  # the run's own iterations first
@@ -601,7 +601,7 @@ def plan_text(plan: TableRuns, at_once: int = 1) -> str:
             labels_by_reason.setdefault(status.why, []).append(run.label)
         # If the configuration is wrong, folder and iterations are unknown.
         folder = str(run.directory.path) if run.checked_config else DASH
-        iterations = f"{status.done}/{run.iterations}" if run.checked_config else DASH
+        iterations = f"{status.finished_iterations}/{run.iterations}" if run.checked_config else DASH
         seed = "shared" if run.recipe.shared else str(run.seed)
         rows.append([run.name, seed, status.state, iterations, _remaining_need(plan, run), folder])
     lines = [*_align_cells(rows), "", cost_line(plan, at_once)]

@@ -355,7 +355,7 @@ def read_seed_result(plan: TableRuns, run: PlannedRun, row: MethodRow, column: M
     }
     if column.analysis is not None:
         key = row.cell(column.name).value or column.value  # a row may show another number of the analysis
-        value, bounds = _read_number(run.directory.analysis(column.analysis), key)
+        value, bounds = _read_number(run.directory.analysis_folder(column.analysis), key)
         return SeedResult(value=value, bounds=bounds, **common_fields)
     if column.speedup is not None:
         assert column.curve is not None
@@ -437,7 +437,7 @@ def _find_run(plan: TableRuns, row_name: str, column: MeasuredColumn, seed: int)
 def _read_summary(plan: TableRuns, run: PlannedRun, column: MeasuredColumn) -> tuple[dict[str, Any], Path]:
     """Returns the summary of the column's evaluation at the end of a run, and the evaluation's folder."""
     assert column.evaluation is not None
-    folder = run.directory.evaluation(run.iterations, column.evaluation)
+    folder = run.directory.evaluation_folder(run.iterations, column.evaluation)
     if not (folder / SUMMARY).is_file():
         raise ValueError(plan.statuses[run.key].why or f"not measured on {column.evaluation}")
     return read_record(folder / SUMMARY, MEASURE_AGAIN_REMEDY), folder

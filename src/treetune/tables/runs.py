@@ -130,8 +130,8 @@ class PlannedRun:
         if self.checked_config is None:
             return 0
         most_iterations = int(self.checked_config["iterations"])
-        done_iterations = max([*self.directory.checkpoints(), len(self.directory.read_metrics())])
-        return expected_iterations(most_iterations, self.budget, self.directory, done_iterations)
+        finished_iterations = max([*self.directory.checkpoints(), len(self.directory.read_metrics())])
+        return expected_iterations(most_iterations, self.budget, self.directory, finished_iterations)
 
     @cached_property
     def environment(self) -> dict[str, str]:
@@ -172,7 +172,7 @@ class RunStatus:
     """
 
     state: RunState
-    done: int = 0
+    finished_iterations: int = 0
     """The number of iterations in the run's metrics."""
     why: str = ""
     """A message with the reason for the state."""
@@ -494,29 +494,29 @@ def inspect_run(run: PlannedRun) -> RunStatus:
     if run.checked_config is None:
         return RunStatus("wrong", why=run.why_wrong)
     directory = run.directory
-    done_iterations = len(directory.read_metrics())
+    finished_iterations = len(directory.read_metrics())
     stored_config = directory.config_file
     if stored_config.is_file() and directory.has_work():
         assert run.config is not None
         different_keys = find_different_keys(read_config(directory.path), run.config)
         if different_keys:
             reason = f"other {', '.join(different_keys)} in {stored_config}"
-            return RunStatus("different", done_iterations, reason)
+            return RunStatus("different", finished_iterations, reason)
     if directory.is_running():
-        return RunStatus("running", done_iterations, f"another process is running in {directory.path}")
+        return RunStatus("running", finished_iterations, f"another process is running in {directory.path}")
     is_trained = run.iterations in directory.checkpoints()
     if is_trained:
         unmeasured, unanalysed = _missing_evaluations(run), _missing_analyses(run)
         if not unmeasured and not unanalysed:
-            return RunStatus("finished", done_iterations)
+            return RunStatus("finished", finished_iterations)
         reason = describe_failure(run) or f"{', '.join((*unmeasured, *unanalysed))} missing"
-        return RunStatus("unmeasured", done_iterations, reason, unmeasured, unanalysed)
+        return RunStatus("unmeasured", finished_iterations, reason, unmeasured, unanalysed)
     reason = describe_failure(run)
     if reason:
-        return RunStatus("failed", done_iterations, reason)
+        return RunStatus("failed", finished_iterations, reason)
     if directory.has_work():
         return RunStatus(
-            "interrupted", done_iterations, f"at iteration {done_iterations} of {run.iterations}"
+            "interrupted", finished_iterations, f"at iteration {finished_iterations} of {run.iterations}"
         )
     return RunStatus("missing")
 
@@ -530,7 +530,7 @@ def _missing_evaluations(run: PlannedRun) -> tuple[str, ...]:
     return tuple(
         f"{label} after {iteration}"
         for iteration, label in shown_evaluations
-        if not (directory.evaluation(iteration, label) / SUMMARY).is_file()
+        if not (directory.evaluation_folder(iteration, label) / SUMMARY).is_file()
     )
 
 

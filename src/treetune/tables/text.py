@@ -419,14 +419,14 @@ def as_latex(results: Results) -> str:
     """Returns a LaTeX `tabular` with booktabs, to be included by \\input. The comments above it have the
     legend, for a caption."""
 
-    def escaped(text: str) -> str:
+    def escape(text: str) -> str:
         return text.translate(_LATEX_ESCAPES)
 
     def cell_text(cell: CellResult) -> str:
         if cell.estimate is None:
-            return escaped(why_empty(cell))
-        interval = escaped(interval_text(cell.estimate, cell.column))
-        text = escaped(number_text(cell.estimate.mean, cell.column))
+            return escape(why_empty(cell))
+        interval = escape(interval_text(cell.estimate, cell.column))
+        text = escape(number_text(cell.estimate.mean, cell.column))
         direction = cell.significant_direction  # such as "better", if the difference is significant
         if direction is not None:
             sign = MARKS_OF_DIFFERENCES[direction]
@@ -437,7 +437,7 @@ def as_latex(results: Results) -> str:
             text += rf" \scriptsize ({note})"
         return text
 
-    table, grid = results.plan.table, main_grid(results, cell_text, escaped)
+    table, grid = results.plan.table, main_grid(results, cell_text, escape)
     comments = [table.title or table.name, "needs \\usepackage{booktabs,amssymb}", *legend_lines(results)]
     tabular = grid.to_latex(index=False, escape=False, column_format="l" + "r" * (len(grid.columns) - 1))
     return "".join(f"% {line}\n" for line in comments) + tabular

@@ -9,8 +9,8 @@ from statistics import fmean
 from typing import Literal
 
 from treetune.tables.measure import read_seed_result
-from treetune.tables.runs import STATES_TO_DO, TableRuns, add_seeds, needed_run_keys
-from treetune.tables.settings import Until
+from treetune.tables.runs import STATES_TO_DO, PlannedRun, TableRuns, add_seeds, needed_run_keys
+from treetune.tables.settings import MeasuredColumn, MethodRow, Until
 from treetune.tables.statistics import MeanWithInterval
 
 Reason = Literal["narrow", "loses", "at_most", "lacking", "more"]
@@ -99,33 +99,48 @@ def _judge_difference(plan: TableRuns, until: Until, row: str, other_row: str) -
     for count, seed in enumerate(table.seeds[:most_seeds], start=1):
         if any(not _is_planned(plan, experiment, seed) for experiment in experiments):
             return verdict(count - 1, "more", next_seed=seed)
-        # There are two: the check of the table's settings refuses a compared row without an experiment.
-        row_experiment, other_experiment = experiments
-        run, other_run = plan.run(row_experiment, seed), plan.run(other_experiment, seed)
-        try:
-            value = read_seed_result(plan, run, rows_by_name[row], table.judged_column).value
-            other_value = read_seed_result(
-                plan, other_run, rows_by_name[other_row], table.judged_column
-            ).value
-        except ValueError:  # one of the runs has no result, or none yet
-            states_before_result = (*STATES_TO_DO, "running")
-            if any(plan.statuses[key].state in states_before_result for key in (run.key, other_run.key)):
-                # No next seed is asked for, since this one is planned already.
-                return verdict(count - 1, "more")
-            return verdict(count, "lacking")
-        differences.append(value - other_value)
+        runs = [plan.run(experiment, seed) for experiment in experiments]
+        difference = _read_difference(plan, rows_by_name[row], rows_by_name[other_row], runs)
+        if difference is None:
+            is_to_come = any(plan.statuses[run.key].state in (*STATES_TO_DO, "running") for run in runs)
+            # No next seed is asked for while a result is to come, since this one is planned already.
+            return verdict(count - 1, "more") if is_to_come else verdict(count, "lacking")
+        differences.append(difference)
         sequence = until.sequence(differences, table.level)
         if count >= fewest_seeds and sequence.half_width is not None:
             if sequence.half_width <= until.difference:
                 return verdict(count, "narrow")
-            better_direction = table.judged_column.improves  # "higher", "lower" or "neither"
-            if better_direction == "lower":
-                is_worse = sequence.mean > 0
-            else:
-                is_worse = better_direction == "higher" and sequence.mean < 0
-            if until.stop_losers and sequence.excludes_zero and is_worse:
+            if until.stop_losers and _is_worse(sequence, table.judged_column):
                 return verdict(count, "loses")
     return verdict(most_seeds, "at_most")
+
+
+def _read_difference(
+    plan: TableRuns, row: MethodRow, other_row: MethodRow, runs: Sequence[PlannedRun]
+) -> float | None:
+    """Returns the difference of two rows with one seed; None if one of their runs has no result, or none yet.
+
+    `runs` has the two rows' runs with the seed.
+    """
+    # There are two: the check of the table's settings refuses a compared row without an experiment.
+    run, other_run = runs
+    column = plan.table.judged_column
+    try:
+        value = read_seed_result(plan, run, row, column).value
+        other_value = read_seed_result(plan, other_run, other_row, column).value
+    except ValueError:
+        return None
+    return value - other_value
+
+
+def _is_worse(difference: MeanWithInterval, column: MeasuredColumn) -> bool:
+    """Returns whether a difference shows that the row is worse than the other one."""
+    if not difference.excludes_zero:
+        return False
+    better_direction = column.improves  # "higher", "lower" or "neither"
+    if better_direction == "lower":
+        return difference.mean > 0
+    return better_direction == "higher" and difference.mean < 0
 
 
 def _is_planned(plan: TableRuns, name: str, seed: int) -> bool:

@@ -215,7 +215,7 @@ class RowsTask(SplitterTask):
                 # The rows of the first file suffice, since examples need not be complete.
                 try:
                     return [self.problem_of(row, f"example/{number}") for number, (_, row) in enumerate(rows)]
-                except ValueError:  # a bad row is reported with its place when the split is read
+                except ValueError:  # a bad row is reported with its location when the split is read
                     return ()
         return ()
 

@@ -24,8 +24,10 @@ from treetune.tasks.base import Split
 from treetune.tasks.row_values import find_integer_fields, plain_value, refuse_unclear_nulls, restore_integers
 
 LocatedRow = tuple[str, dict[str, Any]]
-"""The place of a row, which error messages name, and the row: ``("train.jsonl:18", {"question": "2 + 2 = ?",
-"answer": "4"})``."""
+"""The location of a row, which error messages name, and the row.
+
+Example: ``("train.jsonl:18", {"question": "2 + 2 = ?", "answer": "4"})``.
+"""
 
 ROW_GROUP = 1000
 """The number of rows of a Parquet file that are in memory at a time."""
@@ -207,7 +209,7 @@ def describe_missing_file(path: Path) -> str:
 
 
 def read_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[LocatedRow]:
-    """Yields the rows of a ``.parquet``, ``.jsonl`` or ``.json`` file, each with its place.
+    """Yields the rows of a ``.parquet``, ``.jsonl`` or ``.json`` file, each with its location.
 
     A Parquet file is read `ROW_GROUP` rows at a time, and only its `columns` (None: all). A null in a column
     means that the row doesn't have the key, so the yielded row lacks this key. Nulls within objects are kept.
@@ -467,10 +469,10 @@ def _restore_integers(value: Any, integer_fields: Mapping[str, Any]) -> Any:
 
 
 def read_json_lines(path: Path) -> Iterator[LocatedRow]:
-    """Yields the object of each line of a JSON-lines file, with the place ``file:line``. Blank lines are
+    """Yields the object of each line of a JSON-lines file, with the location ``file:line``. Blank lines are
     skipped.
 
-    If the file is one JSON array of objects, the objects of the array are yielded, with the place
+    If the file is one JSON array of objects, the objects of the array are yielded, with the location
     ``file[number]``, counted from 0.
 
     Raises ValueError if the file doesn't exist, and for a line or an element that isn't a JSON object.

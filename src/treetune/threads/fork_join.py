@@ -24,7 +24,7 @@ from typing import Literal, Protocol
 
 from treetune.engine.requests import Completion
 from treetune.threads.format import TagIds, outline_numbers
-from treetune.vocabulary import Branch, FinishReason, Segment, TextCodec, TokenIds, joined, token_array
+from treetune.vocabulary import Branch, FinishReason, Segment, TextCodec, TokenIds, concatenate, token_array
 
 Stragglers = Literal["truncate", "drop", "go_on"]
 Malformed = Literal["end", "go_on"]
@@ -182,7 +182,7 @@ class Line:
                         yield from thread.segments()
 
     def token_ids(self) -> TokenIds:
-        return joined([segment.token_ids for segment in self.segments()])
+        return concatenate([segment.token_ids for segment in self.segments()])
 
     def length(self) -> int:
         return sum(len(segment.token_ids) for segment in self.segments())
@@ -293,7 +293,7 @@ class ForkJoin:
             stop_ids += (self._glue.tags.end_outlines,)
         turn = line.n_requests
         line.n_requests += 1
-        context_ids = joined([line.context_ids, line.token_ids()])
+        context_ids = concatenate([line.context_ids, line.token_ids()])
         return LineRequest(line.branch, turn, context_ids, max_tokens, stop_ids)
 
     def _end(self, reason: FinishReason, event: str | None = None) -> None:
@@ -366,7 +366,7 @@ class ForkJoin:
             self._end("length", "budget_spent")
             return []
         line.inject(glue.newline)
-        context_ids = joined([line.context_ids, line.token_ids()])
+        context_ids = concatenate([line.context_ids, line.token_ids()])
         threads = []
         for position, header in enumerate(headers):
             branch = (*line.branch, (line.n_blocks, position))

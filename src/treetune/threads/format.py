@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from treetune.contracts import Finding
 from treetune.rollouts.demonstrations import DemonstrationFormat
-from treetune.vocabulary import Branch, Problem, Segment, TextCodec, joined, token_array
+from treetune.vocabulary import Branch, Problem, Segment, TextCodec, concatenate, token_array
 
 TAG_NAMES = ("Think", "Parallel", "Outlines", "Outline", "Thread", "Conclusion")
 TAGS = tuple(itertools.chain.from_iterable((f"<{word}>", f"</{word}>") for word in TAG_NAMES))
@@ -498,7 +498,7 @@ class ThreadedDemonstration(DemonstrationFormat):
         # crosses the boundary between sampled and injected text.
         encoded = [codec.encode_answer(problem, parts[0].text)]
         encoded += [token_array(codec.encode(part.text)) for part in parts[1:]]
-        encoded[-1] = joined([encoded[-1], token_array([codec.eos_id])])
+        encoded[-1] = concatenate([encoded[-1], token_array([codec.eos_id])])
         return tuple(
             Segment(token_ids=ids, origin="injected" if part.injected else "sampled", branch=part.branch)
             for part, ids in zip(parts, encoded, strict=True)

@@ -63,7 +63,7 @@ from treetune.vocabulary import (
     Segment,
     TextCodec,
     Trajectory,
-    joined,
+    concatenate,
     logprob_array,
 )
 
@@ -239,7 +239,7 @@ class ParallelThreads(GrowingRollout):
     def _trajectory(self, context: RolloutContext, start: Start, fork_join: ForkJoin) -> Trajectory:
         """Returns the answer that `fork_join` has written, without its grade."""
         segments = fork_join.segments
-        response_ids = joined([segment.token_ids for segment in segments])
+        response_ids = concatenate([segment.token_ids for segment in segments])
         text = context.codec.decode(response_ids)
         if len(segments) == 1:  # an answer without threads has the task's steps
             ends = split_steps(context, start.problem, response_ids, text)

@@ -22,7 +22,7 @@ from typing_extensions import override
 from treetune.config.registrable import Registrable
 from treetune.contracts import Answers, Experiment, Finding, Need, TaskDemonstrations
 from treetune.rollouts.base import Shaping
-from treetune.rollouts.context import RolloutContext, required
+from treetune.rollouts.context import RolloutContext, require
 from treetune.rollouts.shaping import indices_by_problem
 from treetune.seeds import derive_seed
 from treetune.tasks.mixed import task_of, trained_parts_of
@@ -157,7 +157,7 @@ class Running(ReferenceLength):
         """Returns for each answer the running mean, over iterations, of the lengths of its problem's correct
         answers without threads."""
         # The running means that earlier iterations have stored under the label "acceleration", by problem.
-        shaping_memory = required(context.shaping_memory, "shaping memory")
+        shaping_memory = require(context.shaping_memory, "shaping memory")
         memory = shaping_memory.setdefault("acceleration", {})
         new_means: dict[str, float] = {}
         for problem_id, indices in indices_by_problem(answers).items():

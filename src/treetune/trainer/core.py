@@ -171,7 +171,7 @@ class PolicyTrainer:
         training = self.begin(iteration, episodes)
         for step in training.steps():
             if progress is not None:
-                progress(step.number, step.steps)
+                progress(step.number, step.total_steps)
         return training.finish(on_signals)
 
     def begin(self, iteration: int, episodes: Collection[Episode]) -> IterationTraining:
@@ -526,7 +526,7 @@ class PolicyTrainer:
         first rank. Adapters are merged into them. Collective.
         """
         weights = self._by_name(self.policy.state_dict())
-        return weights if self.settings.lora is None else self.settings.lora.merged(weights)
+        return weights if self.settings.lora is None else self.settings.lora.merged_weights(weights)
 
     def weights_in_turn(self) -> Iterator[tuple[str, Tensor]]:
         """Yields the same weights as `weights` returns, one after the other, on every rank. They are not
@@ -539,7 +539,7 @@ class PolicyTrainer:
         for weights_of_layer in self.policy.layers():
             weights = self._by_name(weights_of_layer)
             if lora is not None:
-                weights = lora.merged(weights)
+                weights = lora.merged_weights(weights)
             yield from weights.items()
 
     @property
@@ -623,24 +623,24 @@ def _keep_scores(
     tensors.last_logprobs_N = scores.logprobs_N.where(is_known_N, earlier)
 
 
-class StepDone(NamedTuple):
+class FinishedStep(NamedTuple):
     """The progress of an iteration's training after one of its steps.
 
     Example: of four epochs of two steps each, three are over::
 
-        StepDone(number=6, steps=8, epochs=3)
+        FinishedStep(number=6, total_steps=8, epochs=3)
     """
 
     number: int
     """The number of this step, from 1."""
-    steps: int
+    total_steps: int
     """The number of steps of the iteration."""
     epochs: int | None
     """The number of epochs that are over, if one ends with this step; else None."""
 
     @property
     def is_last(self) -> bool:
-        return self.number == self.steps
+        return self.number == self.total_steps
 
 
 class IterationTraining:
@@ -677,7 +677,7 @@ class IterationTraining:
         """Metrics, summed over the steps so far."""
         self._steps_done = self._steps_skipped = 0
 
-    def steps(self) -> Iterator[StepDone]:
+    def steps(self) -> Iterator[FinishedStep]:
         """Scores the tokens, and then takes one step whenever the caller asks for the next one.
         Collective."""
         trainer = self._trainer
@@ -704,7 +704,7 @@ class IterationTraining:
             self._steps_done = number
             ends_epoch = number % steps_per_epoch == 0
             epochs = number // steps_per_epoch if ends_epoch else None
-            yield StepDone(number, steps, epochs)
+            yield FinishedStep(number, steps, epochs)
 
     def _score_tokens(self, units_by_step: Sequence[Sequence[Unit]]) -> None:
         """Runs the models over all sequences whose scores the steps or the token signals need. Collective."""

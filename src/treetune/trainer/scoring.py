@@ -44,7 +44,7 @@ from treetune.trainer.batches import MicroBatch, micro_batches, rows_scored_by
 from treetune.trainer.deepspeed_model import Reference
 from treetune.trainer.ranks import Ranks
 from treetune.trainer.tokens import Sequences, content_hash_of
-from treetune.vocabulary import Metrics, TokenIds, joined
+from treetune.vocabulary import Metrics, TokenIds, concatenate
 
 Forward = Callable[..., Any]
 """A `PolicyModule` or `CriticModule`, or a `DeepSpeedModel` of one.
@@ -383,7 +383,7 @@ class Scorer:
         for rank, answers_of_rank in enumerate(answers_by_rank):
             is_of_this_rank = not is_collective or rank == self.ranks.rank
             for prompt, response in answers_of_rank:
-                ids_T = torch.from_numpy(joined([prompt, response]).astype("int64"))
+                ids_T = torch.from_numpy(concatenate([prompt, response]).astype("int64"))
                 predicting = torch.arange(len(prompt) - 1, len(ids_T) - 1)
                 logprobs_N = self.row_logprobs(policy, ids_T, predicting, temperature)
                 if is_of_this_rank:
@@ -456,7 +456,7 @@ class ReferencePrefetch:
         if request.priority != ANSWER_PRIORITY:  # only requests for answers have this priority
             return
         for answer in answers:
-            token_ids = joined([request.prompt_ids, answer.token_ids])
+            token_ids = concatenate([request.prompt_ids, answer.token_ids])
             predicting = np.arange(len(request.prompt_ids) - 1, len(token_ids) - 1)
             content_hash = content_hash_of(token_ids, predicting)
             if len(predicting) and content_hash not in self._pending:

@@ -34,9 +34,9 @@ from treetune.view.page import Form, Page, PageRequest
 from treetune.view.pages import PAGES
 from treetune.view.store import Store
 
-SEEN_MARK_HEADER = "X-Treetune-Seen"
-"""The header in which a page in the browser sends the mark of the content that it shows
-(`PageRequest.mark`). The response is empty (204) while the mark is still the same."""
+SEEN_FINGERPRINT_HEADER = "X-Treetune-Seen"
+"""The header in which a page in the browser sends the fingerprint of the content that it shows
+(`PageRequest.fingerprint`). The response is empty (204) while the fingerprint is still the same."""
 
 MOST_SENT_BYTES = 500_000
 """The most bytes of a form: enough for the longest note, with its characters escaped."""
@@ -224,10 +224,10 @@ def _respond(view: PageRequest, form: Form | None = None) -> Response:
         if form is not None:
             assert view.page.save is not None
             return view.page.save(view, form)
-        # The mark is computed before anything is read, so that a change while the page is made gives another
-        # mark at the next request.
-        mark = view.mark
-        if view.request.headers.get(SEEN_MARK_HEADER) == mark:
+        # The fingerprint is computed before anything is read, so that a change while the page is made gives
+        # another fingerprint at the next request.
+        fingerprint = view.fingerprint
+        if view.request.headers.get(SEEN_FINGERPRINT_HEADER) == fingerprint:
             return Response(status_code=204)
         return view.page.show(view)
     except NotThere as error:

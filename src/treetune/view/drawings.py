@@ -451,7 +451,7 @@ class SharedStep:
     thread: str = ""
     """The step's thread: ``1.2`` is the second thread of the first block, and ``1.2 1.1`` is the first thread
     of the first block within it. Empty outside of threads."""
-    earned: float | None = None
+    reward: float | None = None
     """The reward that the step itself earned, such as that of a turn; None if steps have no rewards."""
     continuations: Sequence[float | None] = ()
     """The rewards of the continuations from the state after the step."""
@@ -488,10 +488,8 @@ def tree_html(
         path += following
     scale = max((abs(step.advantage) for step in path if step.advantage is not None), default=0.0) or 1.0
     top = path[min(depth, len(path) - 1)]
-    # Links to the tree that begins a step earlier, and to the whole tree unless the former is the whole tree.
-    above = address(this_answer, top.depth - 1) if address and top.depth > 0 else None
-    whole = address(this_answer, 0) if address and top.depth > 1 else None
     height = min(MOST_TREE_HEIGHT, max(LEAST_TREE_HEIGHT, ANSWER_HEIGHT * len(top.answers)))
+    # Links to the tree that begins a step earlier, and to the whole tree.
     above = whole = None
     if address and top.depth > 0:
         above = address(this_answer, top.depth - 1)
@@ -501,7 +499,7 @@ def tree_html(
         "tree.html",
         problem=group[this_answer].group,
         answer=group[this_answer].trajectory,
-        rectangles=_tree_rectangles(group, texts, this_answer, path, top, height, scale, address),
+        rectangles=_TreeDrawing(group, texts, this_answer, path, top, height, scale, address).rectangles(),
         wide=TREE_WIDTH,
         high=height,
         rows=_path_rows(group, texts, this_answer, path, scale, address),
@@ -512,75 +510,96 @@ def tree_html(
     )
 
 
-def _tree_rectangles(
-    group: Sequence[Episode],
-    texts: Sequence[str],
-    this_answer: int,
-    path: Sequence[SharedStep],
-    top: SharedStep,
-    tree_height: float,
-    scale: float,
-    address: Callable[..., str] | None,
-) -> list[dict[str, Any]]:
-    """Returns a rectangle for each node of the tree from `top` on.
+@dataclass(frozen=True)
+class _TreeDrawing:
+    """A drawing of the tree of answers to a problem, from the node `top` on: a rectangle for each node.
 
-    The height of a rectangle is in proportion to the number of the node's answers. `this_answer` is the
-    position in the group of the answer that the page is about, and `path` has the nodes of this answer.
+    The height of a rectangle is in proportion to the number of the node's answers.
     """
-    on_path = set(map(id, path))
 
-    def href_of(step: SharedStep, parent: SharedStep | None) -> str | None:
+    group: Sequence[Episode]
+    texts: Sequence[str]
+    this_answer: int
+    """The position in the group of the answer that the page is about."""
+    path: Sequence[SharedStep]
+    """The nodes of this answer."""
+    top: SharedStep
+    height: float
+    scale: float
+    address: Callable[..., str] | None
+
+    @cached_property
+    def _ids_on_path(self) -> set[int]:
+        return set(map(id, self.path))
+
+    @cached_property
+    def _width_of_node(self) -> float:
+        deepest = max(len(_ends_of_steps(self.group[number])) for number in self.top.answers)
+        return TREE_WIDTH / (deepest - self.top.depth + 1)
+
+    @cached_property
+    def _height_of_answer(self) -> float:
+        return self.height / len(self.top.answers)
+
+    def rectangles(self) -> list[dict[str, Any]]:
+        """Returns the rectangles, those of the path last."""
+        least_answers = LEAST_BRANCH_HEIGHT / self._height_of_answer
+        rectangles: list[dict[str, Any]] = []
+        unvisited: list[tuple[SharedStep, SharedStep | None, float]] = [(self.top, None, 0.0)]
+        while unvisited:
+            step, parent, y = unvisited.pop()
+            rectangles.append(self._make_rectangle(step, parent, y))
+            # Branches that would be lower than `LEAST_BRANCH_HEIGHT` are merged with similar ones.
+            for following in _merge_small_branches(step.following, least_answers, self._ids_on_path):
+                unvisited.append((following, step, y))
+                y += self._height_of_answer * len(following.answers)
+        # SVG draws later elements above earlier ones, and the outlines of the path must not be hidden.
+        rectangles.sort(key=lambda rectangle: rectangle["here"])
+        return rectangles
+
+    def _make_rectangle(self, step: SharedStep, parent: SharedStep | None, y: float) -> dict[str, Any]:
+        height = self._height_of_answer * len(step.answers)
+        return {
+            "x": round((step.depth - self.top.depth) * self._width_of_node, 2),
+            "y": round(y, 2),
+            # A little smaller than the place of a rectangle, so that there are gaps between them.
+            "width": round(self._width_of_node - 1.5, 2),
+            "height": round(max(0.4, height - min(1.0, height / 4)), 2),
+            "shade": shade_classes(min(1.0, max(0.0, step.expected)), 1.0),
+            "credit": shade_classes(step.advantage, self.scale) if step.advantage is not None else "",
+            "label": self._label_of(step, height),
+            "tooltip": _make_tooltip(step, self.group, self.texts),
+            "href": self._href_of(step, parent),
+            "here": id(step) in self._ids_on_path,
+            "thread": step.thread,
+        }
+
+    def _label_of(self, step: SharedStep, height: float) -> str:
+        """Returns the numbers that there is room for: ``0.75  +0.25``, ``0.75`` or none."""
+        least_height, least_width = LEAST_LABELLED_SIZE
+        width = self._width_of_node
+        # One number needs half the width of two.
+        if height < least_height or 2 * width < least_width:
+            return ""
+        label = f"{step.expected:.2f}"
+        if step.advantage is not None and width >= least_width:
+            label += f"  {step.advantage:+.2f}"
+        return label
+
+    def _href_of(self, step: SharedStep, parent: SharedStep | None) -> str | None:
         """Returns where a click on a node leads; `parent` is the node before it, and None at the top."""
-        if address is None:
+        if self.address is None:
             return None
         # The answer that the link leads to: the answer of this page (`this_answer`) if it takes the step.
-        number = this_answer if id(step) in on_path else step.answers[0]
+        number = self.this_answer if id(step) in self._ids_on_path else step.answers[0]
         # Merged branches lead to the tree from the node before them, where each branch is drawn higher.
         if step.branches > 1:
-            return address(number, parent.depth if parent else 0)
+            return self.address(number, parent.depth if parent else 0)
         if not step.following:  # an answer's last step leads to the answer itself
-            return address(number, None)
+            return self.address(number, None)
         if parent is None:  # the top of this tree leads to the tree that begins one step earlier
-            return address(number, max(0, step.depth - 1))
-        return address(number, step.depth)
-
-    deepest = max(len(_ends_of_steps(group[number])) for number in top.answers) - top.depth
-    height_of_answer, width = tree_height / len(top.answers), TREE_WIDTH / (deepest + 1)
-    rectangles: list[dict[str, Any]] = []
-    unvisited: list[tuple[SharedStep, SharedStep | None, float]] = [(top, None, 0.0)]
-    while unvisited:
-        step, parent, y = unvisited.pop()
-        height = height_of_answer * len(step.answers)
-        label, (least_height, least_width) = "", LEAST_LABELLED_SIZE
-        if height >= least_height and 2 * width >= least_width:  # one number needs half the width of two
-            label = f"{step.expected:.2f}"
-            if step.advantage is not None and width >= least_width:
-                label += f"  {step.advantage:+.2f}"
-        rectangles.append(
-            {
-                "x": round((step.depth - top.depth) * width, 2),
-                "y": round(y, 2),
-                # A little smaller than the place of a rectangle, so that there are gaps between them.
-                "width": round(width - 1.5, 2),
-                "height": round(max(0.4, height - min(1.0, height / 4)), 2),
-                "shade": shade_classes(min(1.0, max(0.0, step.expected)), 1.0),
-                "credit": shade_classes(step.advantage, scale) if step.advantage is not None else "",
-                "label": label,
-                "tooltip": _make_tooltip(step, group, texts),
-                "href": href_of(step, parent),
-                "here": id(step) in on_path,
-                "thread": step.thread,
-            }
-        )
-        # Branches that would be lower than `LEAST_BRANCH_HEIGHT` are merged with similar ones.
-        for following in _merge_small_branches(
-            step.following, LEAST_BRANCH_HEIGHT / height_of_answer, on_path
-        ):
-            unvisited.append((following, step, y))
-            y += height_of_answer * len(following.answers)
-    # SVG draws later elements above earlier ones, and the outlines of the path must not be hidden.
-    rectangles.sort(key=lambda rectangle: rectangle["here"])
-    return rectangles
+            return self.address(number, max(0, step.depth - 1))
+        return self.address(number, step.depth)
 
 
 def _path_rows(
@@ -638,8 +657,8 @@ def _make_tooltip(step: SharedStep, group: Sequence[Episode], texts: Sequence[st
         facts.append(f"of its continuations {earned_by_each(step.continuations)}")
     if step.advantage is not None:
         facts.append(f"advantage {step.advantage:+.3f}")
-    if step.earned is not None:
-        facts.append(f"earned {step.earned:+.3g}")
+    if step.reward is not None:
+        facts.append(f"earned {step.reward:+.3g}")
     correct = sum(group[number].correct for number in step.answers)
     facts.append(f"{_count_text(len(step.answers), 'answer')}, {correct} correct")
     return " · ".join(facts)
@@ -681,7 +700,7 @@ def _new_step(episode: Episode, depth: int, begin: int, end: int, branch: Branch
 
     The step is the `depth`-th of the answer, counted from 1.
     """
-    value, earned = None, None
+    value, reward = None, None
     if not _is_threaded(episode):  # the stretches of threads are not the steps of credit
         # `values[i]` is the value of the state before the step i, counted from 0. So the value after the
         # `depth`-th step, counted from 1, is `values[depth]`.
@@ -693,7 +712,7 @@ def _new_step(episode: Episode, depth: int, begin: int, end: int, branch: Branch
             # The interval of the value is cut off at 0, and at 1 or the answer's reward if that is higher.
             value = Shown.of(values[depth], error, 0.0, max(1.0, episode.reward))
         if depth <= len(episode.step_rewards):
-            earned = episode.step_rewards[depth - 1]
+            reward = episode.step_rewards[depth - 1]
     mean_advantage = None
     if episode.advantages is not None:
         advantages = episode.advantages[begin:end][episode.trained[begin:end]]
@@ -705,7 +724,7 @@ def _new_step(episode: Episode, depth: int, begin: int, end: int, branch: Branch
         value,
         mean_advantage,
         thread=" ".join(f"{block + 1}.{thread + 1}" for block, thread in branch),
-        earned=earned,
+        reward=reward,
         continuations=episode.continuations.get(end, ()),
     )
 

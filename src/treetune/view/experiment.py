@@ -6,7 +6,7 @@ import functools
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -177,29 +177,15 @@ def read_experiment(path: Path) -> StoredExperiment:
     metrics = _read_metrics(directory, missing_facts)
     if not metrics:
         missing_facts.append("no iteration is finished yet (metrics.jsonl is empty or not there)")
-    evaluations: dict[str, dict[int, dict[str, Any]]] = {}
-    for label in sorted({label for _, label in directory.evaluations()}):
-        try:
-            summaries = directory.read_summaries(label)
-        except ValueError as error:
-            missing_facts.append(str(error))
-        else:
-            if summaries:  # without a summary, the set is still being measured for the first time
-                evaluations[label] = summaries
+    evaluations = _read_evaluations(directory, missing_facts)
     if not config and not metrics and not evaluations:
-        # It may be an experiment whose files are damaged, or a folder of experiments.
-        damaged = "".join(f"; {message}" for message in missing_facts if "damaged" in message)
-        configs = [*path.glob(f"*/{CONFIG}"), *path.glob(f"*/*/{CONFIG}")]
-        below = ", ".join(sorted(str(config.parent) for config in configs))
-        hint = damaged
-        if below and not damaged:
-            hint = f"; experiments below it: {below}"
         raise ValueError(
-            f"{path} is not an experiment: it has no configuration, metrics or evaluations{hint}"
+            f"{path} is not an experiment: it has no configuration, metrics or evaluations"
+            + _describe_other_folder(path, missing_facts)
         )
     # Results of analyses are read here only to name damaged ones in `missing_facts`.
     for label in directory.analyses():
-        folder = directory.analysis(label)
+        folder = directory.analysis_folder(label)
         read(str((folder / RESULT).relative_to(path)), functools.partial(read_result, folder))
     if (path / TOKENS).is_file():
         read(TOKENS, lambda: verify_once(path / TOKENS, "a resumed run writes it again"))
@@ -216,19 +202,61 @@ def read_experiment(path: Path) -> StoredExperiment:
     experiment = StoredExperiment(
         path, config, manifest, metrics, evaluations, running, missing_facts, predicted
     )
-    planned = experiment.expected_iterations
-    if isinstance(planned, int) and len(metrics) < planned:
-        if experiment.stopped:
-            state = "was stopped by a sign of collapse"
-        elif running:
-            state = "is still running"
-        else:
-            state = "was interrupted; the same command continues it"
-        if is_run:
-            missing_facts.append(f"{len(metrics)} of {planned} iterations are finished: the run {state}")
-        else:
-            missing_facts.append(f"{len(metrics)} of {planned} files are credited: the command {state}")
+    if remark := _describe_unfinished(experiment, is_run=is_run):
+        missing_facts.append(remark)
     return experiment
+
+
+def _read_evaluations(
+    directory: ExperimentDirectory, missing_facts: list[str]
+) -> dict[str, dict[int, dict[str, Any]]]:
+    """Returns the summaries of each evaluation set, by checkpoint.
+
+    Adds a message to `missing_facts` for a set that can't be read.
+    """
+    evaluations: dict[str, dict[int, dict[str, Any]]] = {}
+    for label in sorted({label for _, label in directory.evaluations()}):
+        try:
+            summaries = directory.read_summaries(label)
+        except ValueError as error:
+            missing_facts.append(str(error))
+            continue
+        if summaries:  # without a summary, the set is still being measured for the first time
+            evaluations[label] = summaries
+    return evaluations
+
+
+def _describe_other_folder(path: Path, missing_facts: Sequence[str]) -> str:
+    """Returns the end of the message on a folder that is no experiment: its damaged files, or else the
+    experiments below it."""
+    damaged = [message for message in missing_facts if "damaged" in message]
+    if damaged:
+        return "".join(f"; {message}" for message in damaged)
+    configs = [*path.glob(f"*/{CONFIG}"), *path.glob(f"*/*/{CONFIG}")]
+    if not configs:
+        return ""
+    below = ", ".join(sorted(str(config.parent) for config in configs))
+    return f"; experiments below it: {below}"
+
+
+def _describe_unfinished(experiment: StoredExperiment, *, is_run: bool) -> str:
+    """Returns how many of the planned iterations are finished; "" if all are, or if no number is planned.
+
+    Args:
+        is_run: Whether it is a run, and not the answers of another program that were credited.
+    """
+    finished, planned = len(experiment.metrics), experiment.expected_iterations
+    if not isinstance(planned, int) or finished >= planned:
+        return ""
+    if experiment.stopped:
+        state = "was stopped by a sign of collapse"
+    elif experiment.running:
+        state = "is still running"
+    else:
+        state = "was interrupted; the same command continues it"
+    if is_run:
+        return f"{finished} of {planned} iterations are finished: the run {state}"
+    return f"{finished} of {planned} files are credited: the command {state}"
 
 
 def _count_uncredited(metrics: Iterable[Mapping[str, Any]]) -> int:
@@ -281,9 +309,9 @@ class RunProgress:
     why: str
     """The reason why the run stopped or waits, or the last message in the log of a running one; empty if it
     is finished."""
-    done: int
+    finished_iterations: int
     """The number of finished iterations."""
-    planned: int | None
+    planned_iterations: int | None
     """The number of iterations in all; None if it is unknown."""
     seconds_left: float | None
     """The estimated seconds until the last iteration is finished; None if the run isn't running, or has no
@@ -301,7 +329,8 @@ class RunProgress:
 
 def status_of(experiment: StoredExperiment) -> RunProgress:
     """Returns an experiment's status, computed from the experiment as it was read and the end of its log."""
-    n_done, planned, parts = len(experiment.metrics), experiment.expected_iterations, experiment.method
+    finished_iterations, planned_iterations = len(experiment.metrics), experiment.expected_iterations
+    parts = experiment.method
     log = _read_end_of_log(experiment.directory.run_log)
     # Parts of a progress message are separated by two spaces, which a page shows as one.
     messages = [match[1].replace("  ", " · ") for line in log if (match := _LOG_MESSAGE.match(line))]
@@ -309,7 +338,7 @@ def status_of(experiment: StoredExperiment) -> RunProgress:
     if experiment.running:
         state = "running"
         why = messages[-1] if messages else ""
-    elif planned is not None and n_done >= planned:
+    elif planned_iterations is not None and finished_iterations >= planned_iterations:
         state, why = "finished", ""
     elif not experiment.directory.has_work():
         state, why = "waiting", "nothing was sampled or trained yet"
@@ -331,8 +360,8 @@ def status_of(experiment: StoredExperiment) -> RunProgress:
     return RunProgress(
         state=state,
         why=why,
-        done=n_done,
-        planned=planned,
+        finished_iterations=finished_iterations,
+        planned_iterations=planned_iterations,
         seconds_left=_seconds_left(experiment),
         wall_time=experiment.metrics[-1].get("wall_time") if experiment.metrics else None,
         method=" · ".join(parts[key] for key in ("credit", "objective") if key in parts),
@@ -345,17 +374,20 @@ def status_of(experiment: StoredExperiment) -> RunProgress:
 def _seconds_left(experiment: StoredExperiment) -> float | None:
     """Returns the estimated seconds until a running experiment has finished; None if they can't be
     estimated."""
-    done, planned = len(experiment.metrics), experiment.expected_iterations
+    finished_iterations, planned_iterations = len(experiment.metrics), experiment.expected_iterations
     recent = [
         row["seconds/total"] for row in experiment.metrics[-RECENT_ITERATIONS:] if "seconds/total" in row
     ]
-    if not experiment.running or planned is None or done >= planned or not recent:
+    if not experiment.running or planned_iterations is None or not recent:
+        return None
+    iterations_left = planned_iterations - finished_iterations
+    if iterations_left <= 0:
         return None
     seconds_each = sum(recent) / len(recent)
     # The time since the last iteration ended was spent on the present iteration, so it is subtracted, but not
     # more of it than an iteration takes.
     seconds_since_last = max(0.0, time.time() - experiment.metrics[-1].get("wall_time", time.time()))
-    return max(0.0, (planned - done) * seconds_each - min(seconds_since_last, seconds_each))
+    return max(0.0, iterations_left * seconds_each - min(seconds_since_last, seconds_each))
 
 
 def _why_stopped(experiment: StoredExperiment, log: list[str], messages: list[str]) -> str:

@@ -173,7 +173,7 @@ def save_note(directory: ExperimentDirectory, note: Note, seen_version: str) -> 
             lost.
         OSError: The folder can't be written.
     """
-    path = directory.notes / note.file_name
+    path = directory.notes_folder / note.file_name
     with directory.locked("notes", PATIENCE_S):
         stored_note = read_note(path) if path.is_file() else None
         if stored_note is not None and (stored_note.labels, stored_note.text) == (note.labels, note.text):
@@ -223,15 +223,15 @@ class Notes:
     """
 
     def __init__(self, run: Run, answers: AnswerStore) -> None:
-        self._folder, self._answers = run.directory.notes, answers
+        self._folder, self._answers = run.directory.notes_folder, answers
         self._lock = threading.Lock()
         self._read: dict[Path, tuple[object, Note | str]] = {}
         """For each file its stat when it was read, and its note, or a message on why it can't be read."""
         self._names: dict[tuple[str, str, str], tuple[int, str]] = {}
         """For each answer its row in the index, and its name (see `answer_name`).
 
-        The key is (name of the source, the source's mark, ``problem#sample``). The mark changes when the
-        source's files change.
+        The key is (name of the source, the source's fingerprint, ``problem#sample``). The fingerprint changes
+        when the source's files change.
         """
 
     def all(self) -> list[Note]:
@@ -243,7 +243,7 @@ class Notes:
         """Returns messages on notes that can't be read."""
         return sorted(item for item in self._read_all() if isinstance(item, str))
 
-    def mark(self) -> str:
+    def fingerprint(self) -> str:
         """Returns a text that changes whenever the notes do."""
         return short_hash(sorted((path.name, stat_of(path)) for path in note_files(self._folder)))
 
@@ -256,18 +256,20 @@ class Notes:
             answers_by_source.setdefault(note.about.source, {})[note.about.answer] = None
         if not notes_by_name:
             return {}
-        # By source: its mark, a text that changes whenever the source's files change.
-        marks = {
-            item.source.name: item.about.mark for item in self._answers.list_indexed_sources() if item.about
+        # By source: its fingerprint, a text that changes whenever the source's files change.
+        fingerprints = {
+            item.source.name: item.about.fingerprint
+            for item in self._answers.list_indexed_sources()
+            if item.about
         }
         rows: dict[tuple[str, int], list[Note]] = {}
         for source, answers in answers_by_source.items():
-            if source not in marks:
+            if source not in fingerprints:
                 continue
-            mark = marks[source]
-            self._read_names(source, mark, list(answers))
+            fingerprint = fingerprints[source]
+            self._read_names(source, fingerprint, list(answers))
             for answer in answers:
-                key = source, mark, answer
+                key = source, fingerprint, answer
                 if key not in self._names:  # the source has no such answer any more
                     continue
                 # A name is a hash of the answer's source, problem, sample and text. If the text has changed,
@@ -277,12 +279,12 @@ class Notes:
                     rows[source, row] = notes_by_name[name]
         return rows
 
-    def _read_names(self, source: str, mark: str, answers: Sequence[str]) -> None:
+    def _read_names(self, source: str, fingerprint: str, answers: Sequence[str]) -> None:
         """Adds the names of the answers ``problem#sample`` to `_names`, if they are not there yet.
 
         A name is a hash that includes the answer's text, so the text is read for each new name.
         """
-        unread = [answer for answer in answers if (source, mark, answer) not in self._names]
+        unread = [answer for answer in answers if (source, fingerprint, answer) not in self._names]
         if not unread:
             return
         placeholders = ", ".join("?" * len(unread))
@@ -291,7 +293,7 @@ class Notes:
         texts = self._answers.texts([(source, row["place"]) for row in index_rows])
         for row, text in zip(index_rows, texts, strict=True):
             name = answer_name(source, row["answer"], text)
-            self._names[source, mark, row["answer"]] = row["row"], name
+            self._names[source, fingerprint, row["answer"]] = row["row"], name
 
     def _read_all(self) -> list[Note | str]:
         """Returns the note of each file, or a message on why the file can't be read."""
@@ -333,7 +335,7 @@ def notes_of(paths: Sequence[Path]) -> list[tuple[str, Note]]:
     named_notes: list[tuple[str, Note]] = []
     for path in paths:
         experiment = read_experiment(path)
-        notes = read_notes(ExperimentDirectory(path).notes)
+        notes = read_notes(ExperimentDirectory(path).notes_folder)
         if not notes:
             raise ValueError(f"{path} has no notes: `treetune view` writes them, on the page of an answer")
         named_notes += [(experiment.name, note) for note in notes]

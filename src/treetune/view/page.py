@@ -30,14 +30,16 @@ Form = Mapping[str, Sequence[str]]
 class Page:
     """A kind of page.
 
-    Example: `Page("/timeline", "Timeline", show, place="run", key="t", mark=mark)`.
+    Example::
+
+        Page("/timeline", "Timeline", show, navigation="run", key="t", fingerprint=fingerprint_of_timeline)
     """
 
     path: str
     title: str
     show: Callable[[PageRequest], Response]
     """Renders the page. It is called in a thread, so it may read files."""
-    place: Literal["top", "run", "both"] | None = None
+    navigation: Literal["top", "run", "both"] | None = None
     """When the navigation links to the page:
 
     * ``top``: always. The link names no experiments.
@@ -47,9 +49,9 @@ class Page:
     """
     key: str = ""
     """The key that opens the page, pressed after `g`; empty for none."""
-    mark: Callable[[PageRequest], str] | None = None
-    """Returns a text that changes whenever the content does. None stands for the mark of the experiments that
-    the address names, or of all experiments if it names none."""
+    fingerprint: Callable[[PageRequest], str] | None = None
+    """Returns a text that changes whenever the content does. None stands for the fingerprint of the
+    experiments that the address names, or of all experiments if it names none."""
     save: Callable[[PageRequest, Form], Response] | None = None
     """Saves a form that is sent to the page, and returns the response; None if the page takes no forms."""
 
@@ -124,11 +126,11 @@ class PageRequest:
         return f"{path}?{urlencode(pairs)}" if pairs else path
 
     @functools.cached_property
-    def mark(self) -> str:
+    def fingerprint(self) -> str:
         """A text that changes whenever the page may show something else."""
-        if self.page.mark is not None:
-            return self.page.mark(self)
-        return self.store.mark(self.runs or self.store.runs())
+        if self.page.fingerprint is not None:
+            return self.page.fingerprint(self)
+        return self.store.fingerprint(self.runs or self.store.runs())
 
     def render(self, template: str, status: int = 200, **values: Any) -> HTMLResponse:
         """Renders a template, in which `view` is this request, as a response."""

@@ -123,7 +123,8 @@ def _format_state(status: RunProgress) -> Text:
 
 
 def _format_progress(status: RunProgress) -> str:
-    return f"{status.done}/{status.planned if status.planned is not None else '?'}"
+    planned_iterations = "?" if status.planned_iterations is None else status.planned_iterations
+    return f"{status.finished_iterations}/{planned_iterations}"
 
 
 def _format_accuracy(accuracy: Accuracy, *, bounds: bool = True) -> str:
@@ -488,10 +489,8 @@ def plot(curves: Sequence[CurvePoints], width: int, height: int, *, braille: boo
 
     for curve in curves:
         dots = [dot(x, y) for x, y in curve]
-        for (x, y), (to_x, to_y) in zip(dots, dots[1:] or dots):  # a single dot is joined with itself
-            steps = max(abs(to_x - x), abs(to_y - y), 1)
-            for step in range(steps + 1):  # the straight line from one to the other
-                row, column = round(y + (to_y - y) * step / steps), round(x + (to_x - x) * step / steps)
+        for start, end in zip(dots, dots[1:] or dots):  # a single dot is joined with itself
+            for column, row in _dots_of_line(start, end):
                 grid[row][column] = True
     if not braille:
         return ["".join("*" if has_dot else " " for has_dot in grid_row) for grid_row in grid]
@@ -500,6 +499,17 @@ def plot(curves: Sequence[CurvePoints], width: int, height: int, *, braille: boo
         characters = [_braille_character(grid, top, left) for left in range(0, columns, dots_across)]
         lines.append("".join(characters))
     return lines
+
+
+def _dots_of_line(start: tuple[int, int], end: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    """Yields the column and the row of each dot of a straight line, both ends included.
+
+    Example: from (0, 0) to (2, 1), the dots are (0, 0), (1, 0) and (2, 1).
+    """
+    (x, y), (to_x, to_y) = start, end
+    steps = max(abs(to_x - x), abs(to_y - y), 1)
+    for step in range(steps + 1):
+        yield round(x + (to_x - x) * step / steps), round(y + (to_y - y) * step / steps)
 
 
 def _braille_character(grid: Sequence[Sequence[bool]], top: int, left: int) -> str:

@@ -121,25 +121,26 @@ def ends_in_a_heap(text: str) -> bool:
     return not text.isascii() and any(heap.end() == len(text) for heap in _pattern_of_heaps().finditer(text))
 
 
-def cut_text(text: str, most: int = CHARACTERS_SHOWN) -> tuple[str, int]:
-    """Returns the first `most` characters of a text, and how many characters were left out."""
-    return text[:most], max(0, len(text) - most)
+def cut_text(text: str, max_characters: int = CHARACTERS_SHOWN) -> tuple[str, int]:
+    """Returns the first `max_characters` characters of a text, and how many characters were left out."""
+    return text[:max_characters], max(0, len(text) - max_characters)
 
 
-def one_line(text: str, most: int = 200) -> str:
+def one_line(text: str, max_characters: int = 200) -> str:
     """Returns the beginning of a text on one line, for a table. Ends of lines and tabs are shown as signs."""
-    beginning = make_visible(text[: most + 1]).replace("\n", " ↵ ").replace("\t", " ⇥ ")
-    return beginning[:most] + "…" if len(text) > most else beginning
+    beginning = make_visible(text[: max_characters + 1]).replace("\n", " ↵ ").replace("\t", " ⇥ ")
+    return beginning[:max_characters] + "…" if len(text) > max_characters else beginning
 
 
-def one_line_with_end(text: str, most: int = 200) -> str:
-    """Returns a text on one line, for a table. If it has more than `most` characters, its middle is left out.
+def one_line_with_end(text: str, max_characters: int = 200) -> str:
+    """Returns a text on one line, for a table. If it has more than `max_characters` characters, its middle is
+    left out.
 
     The end is kept, because prompts with solved examples begin alike and differ at their ends.
     """
-    if len(text) <= most:
-        return one_line(text, most)
-    half = most // 2
+    if len(text) <= max_characters:
+        return one_line(text, max_characters)
+    half = max_characters // 2
     return f"{one_line(text[:half], half)} … {one_line(text[-half:], half)}"
 
 

@@ -693,7 +693,7 @@ def test_no_part_that_a_client_can_choose_has_a_field_for_a_file_or_a_function()
     texts = set()
     for family, names in families:
         for name in names:
-            part = family.registered()[name]
+            part = family.parts_by_name()[name]
             for key, declared in keys_of(part).items():
                 hint = declared.annotation
                 if _may_be_text(hint):

@@ -25,7 +25,7 @@ from tests.support.shipped import experiment_of
 from treetune.credit import CreditAssigner
 from treetune.credit.literature.prime import Prime
 from treetune.credit.reward_models import RewardModelSettings, outcome_losses
-from treetune.findings import findings
+from treetune.findings import collect_findings
 from treetune.lab.analyzers.credit_bench import find_missing_models
 from treetune.lab.analyzers.gradients import Loss
 from treetune.models.lora import Lora
@@ -117,7 +117,7 @@ def test_check_accepts_the_preset_and_refuses_settings_that_make_no_sense() -> N
     experiment = experiment_of("quickstart/grpo,methods/prime_online")
 
     def errors(**changes: Any) -> list[str]:
-        all_findings = findings(replace(experiment, **changes))
+        all_findings = collect_findings(replace(experiment, **changes))
         return [finding.what for _, finding in all_findings if finding.level == "error"]
 
     assert errors() == []

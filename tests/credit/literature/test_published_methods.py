@@ -632,5 +632,5 @@ def test_every_credit_of_the_literature_is_compared_with_the_exact_gradient() ->
     for case in CASES:
         parts = [case.credit, *(getattr(case.credit, name, None) for name in ("over", "values"))]
         compared |= {type(part) for part in parts}
-    registered = {*Credit.registered().values(), *ValueEstimator.registered().values()}
+    registered = {*Credit.parts_by_name().values(), *ValueEstimator.parts_by_name().values()}
     assert {part for part in registered if "literature" in part.__module__} <= compared

@@ -34,7 +34,7 @@ from treetune.credit.literature.trace import Trace, td_credits
 from treetune.credit.vineppo import MonteCarlo
 from treetune.engine.requests import ScoreRequest
 from treetune.engine.settings import EngineSettings
-from treetune.findings import findings
+from treetune.findings import collect_findings
 from treetune.models.lora import Lora
 from treetune.models.sources import TinyModel
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
@@ -364,12 +364,12 @@ class TaskWithoutReferenceAnswers(mdp.LetterTask):
 @pytest.mark.parametrize("credit", ["trace", "rredcot", "self_distillation"])
 def test_an_engine_that_cannot_score_and_a_task_without_reference_answers_are_reported(credit: str) -> None:
     experiment = experiment_of(f"quickstart/grpo,credit/{credit}")
-    assert not [finding for _, finding in findings(experiment) if finding.level == "error"]
+    assert not [finding for _, finding in collect_findings(experiment) if finding.level == "error"]
     cannot_score = replace(experiment, engines=replace(experiment.engines, policy=EngineWithoutScores()))
-    (message,) = [finding.what for _, finding in findings(cannot_score) if finding.level == "error"]
+    (message,) = [finding.what for _, finding in collect_findings(cannot_score) if finding.level == "error"]
     assert "needs an engine that scores given texts" in message
     without_answers = replace(experiment, task=TaskWithoutReferenceAnswers())
-    messages = [finding.what for _, finding in findings(without_answers)]
+    messages = [finding.what for _, finding in collect_findings(without_answers)]
     (message,) = [message for message in messages if "reference answers" in message]
     assert "the first problems of the task have none" in message
 
@@ -445,7 +445,7 @@ def test_check_refuses_a_reward_model_that_is_not_the_trainers_only_reference() 
     def errors(**changes: Any) -> list[str]:
         changed = replace(experiment, trainer=trainer)
         changed = replace(changed, **changes)
-        return [finding.what for _, finding in findings(changed) if finding.level == "error"]
+        return [finding.what for _, finding in collect_findings(changed) if finding.level == "error"]
 
     assert errors() == []
     (message,) = errors(trainer=replace(trainer, measure_kl=False))
@@ -469,7 +469,7 @@ def test_check_warns_of_a_reward_model_that_scores_at_another_temperature_than_1
     def warnings(temperature: float) -> list[str]:
         rollout = replace(experiment.rollout, temperature=temperature)
         changed = replace(experiment, rollout=rollout)
-        return [finding.what for _, finding in findings(changed) if finding.level == "warning"]
+        return [finding.what for _, finding in collect_findings(changed) if finding.level == "warning"]
 
     assert not any("temperature" in warning for warning in warnings(1.0))
     assert any("at the rollout's temperature of 0.6" in warning for warning in warnings(0.6))

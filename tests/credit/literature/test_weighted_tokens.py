@@ -36,7 +36,7 @@ from treetune.credit.literature.forking_tokens import ForkingTokens
 from treetune.credit.literature.implicit_reward import ImplicitReward
 from treetune.credit.literature.weighted_by import WeightedBy
 from treetune.credit.rloo import Rloo
-from treetune.findings import findings
+from treetune.findings import collect_findings
 from treetune.rollouts.model_scores import (
     Deviation,
     Distributions,
@@ -345,7 +345,7 @@ def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any
 
 
 def errors(experiment: Any) -> list[str]:
-    return [finding.what for _, finding in findings(experiment) if finding.level == "error"]
+    return [finding.what for _, finding in collect_findings(experiment) if finding.level == "error"]
 
 
 @pytest.mark.parametrize("credit", ["gtpo", "dgpo", "ict", "forking_tokens"])

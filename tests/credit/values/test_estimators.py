@@ -412,4 +412,4 @@ def test_an_estimator_that_does_not_state_whether_it_is_unbiased_is_refused() ->
         class Silent(ValueEstimator):
             pass
 
-    assert "silent" not in ValueEstimator.registered()
+    assert "silent" not in ValueEstimator.parts_by_name()

@@ -177,7 +177,7 @@ def test_requests_that_fail_are_told_and_the_others_are_kept(oracle: Oracle, tmp
     policy, shard = AtAddresses(addresses=(address,)), AskingShard(0, tmp_path, 0)
     answered_rows = set()
     failure = pytest.raises(RuntimeError, match=r"^1 requests failed; the other answers are kept")
-    with policy.opened(SamplingParams(64), shard) as ask, failure:
+    with policy.open(SamplingParams(64), shard) as ask, failure:
         ask(questions, lambda question, _: answered_rows.add(question.row))
     assert answered_rows == {0, 2}
 

@@ -111,7 +111,7 @@ def test_difficulty_rates_complete_answers_alone(
             base_url=server.base_url, model="m", concurrency=1, retries=1, backoff=0.01, give_up_after=2
         )
         policy = AtAddresses(addresses=(address,), send_seed=False)
-        with policy.opened(SamplingParams(64), AskingShard(0, tmp_path, 0)) as ask:
+        with policy.open(SamplingParams(64), AskingShard(0, tmp_path, 0)) as ask:
             try:
                 ask(questions, lambda question, reply_of_row: replies.update({question.row: reply_of_row}))
             except RuntimeError as failure:
@@ -155,7 +155,7 @@ def test_an_endpoint_that_refuses_everything_ends_the_work(tmp_path: Path) -> No
     with replying(lambda request: (400, error(None, "no parameter seed"), {})) as server:
         address = EndpointSettings(base_url=server.base_url, model="m", concurrency=1, give_up_after=3)
         with (
-            AtAddresses(addresses=(address,)).opened(SamplingParams(64), AskingShard(0, tmp_path, 0)) as ask,
+            AtAddresses(addresses=(address,)).open(SamplingParams(64), AskingShard(0, tmp_path, 0)) as ask,
             pytest.raises(RuntimeError, match=r"the first 3 requests were refused.*no parameter seed"),
         ):
             ask(questions, lambda question, reply: None)
@@ -176,7 +176,7 @@ def test_an_answer_that_waits_for_graders_keeps_no_other_request_waiting(tmp_pat
     questions = [SampleQuestion(row, 0, 7, Problem(str(row), "?", "")) for row in range(6)]
     with replying(lambda request: (200, chat("fine"), {})) as server:
         address = EndpointSettings(base_url=server.base_url, model="m", concurrency=3)
-        with AtAddresses(addresses=(address,)).opened(SamplingParams(64), AskingShard(0, tmp_path, 0)) as ask:
+        with AtAddresses(addresses=(address,)).open(SamplingParams(64), AskingShard(0, tmp_path, 0)) as ask:
             ask(questions, keep)
     assert sorted(kept) == list(range(6))
     assert kept_at_once == list(range(6)), "one answer is kept after the other"
@@ -192,7 +192,7 @@ def test_a_full_disk_ends_the_work_with_its_own_error(tmp_path: Path) -> None:
     with replying(lambda request: (200, chat("fine"), {})) as server:
         address = EndpointSettings(base_url=server.base_url, model="m", concurrency=4)
         with (
-            AtAddresses(addresses=(address,)).opened(SamplingParams(64), AskingShard(0, tmp_path, 0)) as ask,
+            AtAddresses(addresses=(address,)).open(SamplingParams(64), AskingShard(0, tmp_path, 0)) as ask,
             pytest.raises(OSError, match="No space left"),
         ):
             ask(questions, keep)

@@ -48,7 +48,7 @@ from treetune.seeds import derived_random
 from treetune.tasks.graders.base import Grader, Isolation
 from treetune.tasks.graders.numeric import Numeric
 from treetune.tasks.graders.pool import GraderPool
-from treetune.vocabulary import Grade, Problem, TextCodec, Trajectory, joined, token_array
+from treetune.vocabulary import Grade, Problem, TextCodec, Trajectory, concatenate, token_array
 
 PROBLEM = Problem("x/0", "What is 12 times 34?", "408")
 SERVER = str(Path(__file__).parents[2] / "support" / "mcp_server.py")
@@ -384,7 +384,7 @@ def test_calls_in_a_thought_that_the_chat_template_opened_are_not_made(
     for answer in answers:
         assert len(answer.step_ends) == turns
         assert answer.reward == reward
-        assert answer.text == codec.decode(joined([segment.token_ids for segment in answer.segments]))
+        assert answer.text == codec.decode(concatenate([segment.token_ids for segment in answer.segments]))
 
 
 @pytest.mark.parametrize(

@@ -246,7 +246,7 @@ def test_each_grader_that_can_compare_answers_counts_equal_ones_as_one_vote(
     name: str, question: dict[str, Any], equal_responses: tuple[str, str], different: str
 ) -> None:
     problem = Problem("p", "?", question["gold"], data=question.get("data", {}))
-    grader = Grader.registered()[name]()
+    grader = Grader.parts_by_name()[name]()
     with GraderPool(grader, workers=1) as pool:
         answers = [grader.grade(response, problem).extracted for response in (*equal_responses, different)]
         answer, equal_answer, different_answer = (str(answer) for answer in answers)
@@ -274,5 +274,5 @@ def test_answers_of_tables_are_compared_as_texts_and_not_as_json() -> None:
 
 
 def test_programs_are_not_compared() -> None:
-    with GraderPool(Grader.registered()["code"](), workers=1) as pool:
+    with GraderPool(Grader.parts_by_name()["code"](), workers=1) as pool:
         assert pool.same_answer("x = 1", "x=1", Problem("p", "?", "{}")) is None

@@ -94,7 +94,7 @@ class Run:
 
         def is_there() -> bool:
             assert not self.state(), f"it ended with {self.state()} before the fault:\n{self.log()}"
-            journals = (self.directory.iteration(FAULT_AFTER) / "journal").glob("rollout-*.jsonl")
+            journals = (self.directory.iteration_folder(FAULT_AFTER) / "journal").glob("rollout-*.jsonl")
             has_sampled = any(path.stat().st_size for path in journals) or self.kind is KINDS["supervised"]
             return FAULT_AFTER in self.directory.checkpoints() and has_sampled
 
@@ -102,8 +102,10 @@ class Run:
 
     def assert_same(self, undisturbed: Run) -> None:
         """Asserts that both runs have the same weights, and this one each iteration's metrics once."""
-        weights = self.directory.checkpoint(self.kind.iterations) / "policy" / "model.safetensors"
-        expected = undisturbed.directory.checkpoint(self.kind.iterations) / "policy" / "model.safetensors"
+        checkpoint = self.directory.checkpoint_folder(self.kind.iterations)
+        weights = checkpoint / "policy" / "model.safetensors"
+        expected_checkpoint = undisturbed.directory.checkpoint_folder(self.kind.iterations)
+        expected = expected_checkpoint / "policy" / "model.safetensors"
         assert weights.read_bytes() == expected.read_bytes(), "the weights differ from the undisturbed run's"
         iterations = [row["iteration"] for row in self.directory.read_metrics()]
         assert iterations == list(range(self.kind.iterations)), f"metrics.jsonl: iterations {iterations}"

@@ -211,7 +211,7 @@ def test_the_cost_of_training_is_the_median_over_iterations_that_sampled_and_tra
     }
     stored_result = {"numbers": {"by_checkpoint": {"7": {"solved": 0.5, "methods": scores}}}}
     monkeypatch.setattr("treetune.lab.arena.worth.read_result", lambda path: stored_result)
-    directory: Any = SimpleNamespace(read_metrics=lambda: rows, analysis=lambda name: name)
+    directory: Any = SimpleNamespace(read_metrics=lambda: rows, analysis_folder=lambda name: name)
     assert describe_worth(directory)[-2:] == [
         "In this run, training a token took 4 times as long as sampling one (ρ).",
         "So VinePPO has the highest gain per cost: at least 1.25 times RLOO's.",
@@ -228,7 +228,7 @@ def test_the_gradient_of_all_episodes_is_the_one_that_the_trainer_took(
     """The weights and the advantages are those of the iteration: another iteration's would differ."""
     config = experiment(base, name, VALUES)
     with Session.open(config, PLAIN, "analysis") as session:
-        episodes = read_episodes(session.directory.iteration(point) / "episodes.arrow")
+        episodes = read_episodes(session.directory.iteration_folder(point) / "episodes.arrow")
         loss, gradients = Loss(session, point, episodes).gradients(units_of(episodes, in_pairs=False))
     metrics = ExperimentDirectory(base / name).read_metrics()[point]
     norm = sum(float(gradient.double().square().sum()) for gradient in gradients) ** 0.5
@@ -245,7 +245,7 @@ def test_the_gradients_of_problems_are_the_same_in_both_layouts_and_are_computed
     for layout in ("padded", "tree"):
         trainer = replace(config.trainer, layout=layout)
         with Session.open(replace(config, trainer=trainer), PLAIN, "analysis") as session:
-            stored = read_episodes(session.directory.iteration(1) / "episodes.arrow")
+            stored = read_episodes(session.directory.iteration_folder(1) / "episodes.arrow")
             advantages = np.random.default_rng(0).normal(size=len(stored))
             episodes = []
             masked = []
@@ -408,15 +408,16 @@ def look_with_microscope(run: Run, **settings: Any) -> dict[str, Any]:
     label = "-".join([*analyzer.methods, str(analyzer.truth), str(analyzer.iterations)])
     plain_config = {**PLAIN, "analyzers": [{"type": "credit_microscope", "name": label}]}
     assert run_analyzers(replace(config, analyzers=(replace(analyzer, name=label),)), plain_config) == 0
-    assert (directory.analysis(label) / "figure.png").is_file()
-    return json.loads((directory.analysis(label) / "result.json").read_text())["numbers"]["by_iteration"]
+    folder = directory.analysis_folder(label)
+    assert (folder / "figure.png").is_file()
+    return json.loads((folder / "result.json").read_text())["numbers"]["by_iteration"]
 
 
 def test_the_credit_of_the_run_is_shown_without_sampling(run: Run) -> None:
     before = sampled_requests(run[0])
     (numbers,) = look_with_microscope(run).values()
     assert sampled_requests(run[0]) == before
-    folder = run[1].iteration(1)
+    folder = run[1].iteration_folder(1)
     episodes = {answer.trajectory: answer for answer in read_episodes(folder / "episodes.arrow")}
     trajectories = {answer.id: answer for answer in read_trajectories(folder / "trajectories.arrow")}
     assert len(numbers["answers"]) == 2

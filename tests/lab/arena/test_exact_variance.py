@@ -16,7 +16,7 @@ import treetune.parts  # noqa: F401  (registers them)
 from tests.lab.arena import test_arena
 from treetune.credit.rloo import Rloo
 from treetune.lab.arena import languages
-from treetune.lab.arena.diluted import by_luck, diluted
+from treetune.lab.arena.diluted import by_luck, dilute
 from treetune.lab.arena.exact import exact_variance
 from treetune.lab.arena.languages import TrueAdvantages, language_of
 from treetune.lab.arena.scores import ScoredMethod, gradients_of
@@ -65,8 +65,8 @@ def test_the_share_of_decisive_steps_is_the_expected_one(name: str, share: float
 @pytest.mark.parametrize("name", ["first", "majority", "luck"])
 def test_a_diluted_language_has_the_values_of_its_choices(name: str) -> None:
     language = SMALL[name]
-    assert diluted(language, 3).values_TS.tolist() == language.values_TS.tolist()
-    longer = diluted(language, steps=7, wordings=3, tokens=2)
+    assert dilute(language, 3).values_TS.tolist() == language.values_TS.tolist()
+    longer = dilute(language, steps=7, wordings=3, tokens=2)
     assert longer.length == 14 and longer.step == 2
     assert longer.values_TS[0, 0] == pytest.approx(language.values_TS[0, 0])
     # The policy's gradient is that of the choices, wherever they are.
@@ -87,7 +87,7 @@ def test_the_gain_is_a_line_in_the_inverse_share(
     language = language_of(choices)
     inverse_shares, gains = [], []
     for times in (1, 2, 5):
-        longer = diluted(language, times * language.length, wordings, tokens)
+        longer = dilute(language, times * language.length, wordings, tokens)
         exact = exact_variance(longer, answers)
         inverse_shares.append(1 / exact.decisive_share)
         gains.append(exact.gain)
@@ -112,6 +112,6 @@ def test_luck_keeps_the_success_rate_and_the_environment_is_not_trained() -> Non
 
 def test_impossible_languages_are_refused() -> None:
     with pytest.raises(ValueError, match="steps is 2, and the language has 3 choices: add steps"):
-        diluted(SMALL["majority"], steps=2)
+        dilute(SMALL["majority"], steps=2)
     with pytest.raises(ValueError, match="choose a smaller effect"):
         by_luck(steps=8, choices=8, effect=0.2)

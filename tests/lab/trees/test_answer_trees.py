@@ -36,7 +36,7 @@ from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.storage import trajectories_from_bytes, trajectories_to_bytes
 from treetune.tree import ROOT, State, Tree, answers_of, training_rows, trees_of, with_answers
-from treetune.vocabulary import Episode, Fork, Grade, Metrics, Problem, Segment, Trajectory, joined, sees
+from treetune.vocabulary import Episode, Fork, Grade, Metrics, Problem, Segment, Trajectory, concatenate, sees
 
 
 def make_engine(order_seed: int | None = None, fail_after: int | None = None) -> FakeEngine:
@@ -185,7 +185,9 @@ def test_tokens_shared_with_an_ungraded_answer_are_trained_with_the_next_answer(
     (first,) = [answer for answer in tree.leaves if answer.sample == 0]
     heirs = [answer for answer in tree.leaves if answer.fork is not None and answer.fork.sample == 0]
     assert heirs, "this seed makes the first answer branch"
-    remaining = tree.keeping([number for number, answer in enumerate(tree.leaves) if answer is not first])
+    remaining = tree.select_leaves(
+        [number for number, answer in enumerate(tree.leaves) if answer is not first]
+    )
     trained = sum(int(episode.trained.sum()) for episode in credit_rows(remaining))
     nodes_on_paths = {number for path in remaining.paths for number in path}
     assert trained == sum(len(tree.nodes[number].segment.token_ids) for number in nodes_on_paths)
@@ -318,8 +320,8 @@ def test_rows_train_each_sampled_segment_once_after_the_segments_that_it_saw(pat
                 seen_ids = [
                     other.token_ids for other in path[:position] if sees(segment.branch, other.branch)
                 ]
-                context = joined([tree.prompt_ids, *seen_ids])
-                expected.append((plain(joined([context, segment.token_ids])), plain(segment.token_ids)))
+                context = concatenate([tree.prompt_ids, *seen_ids])
+                expected.append((plain(concatenate([context, segment.token_ids])), plain(segment.token_ids)))
         parts = [(s.branch, s.token_ids, np.full(len(s.token_ids), s.origin == "sampled")) for s in path]
         rows = list(training_rows(tree.prompt_ids, parts))
         assert [plain(ids) for ids, _ in rows] == [ids for ids, _ in expected]
@@ -327,16 +329,16 @@ def test_rows_train_each_sampled_segment_once_after_the_segments_that_it_saw(pat
 
 
 def test_answers_that_share_a_prefix_can_be_added_one_by_one() -> None:
-    tree = Tree(PROBLEM, joined([]))
+    tree = Tree(PROBLEM, concatenate([]))
     trunk = Segment([1, 2])
     for sample, last in enumerate(([3], [4, 5], [3, 6])):
         end = Segment(last)
-        tree.take(make_answer(sample, (trunk, end), Fork(0, 2) if sample else None))
+        tree.add_answer(make_answer(sample, (trunk, end), Fork(0, 2) if sample else None))
     assert len(tree.nodes) == 4
     assert [plain(leaf.response_ids) for leaf in tree.leaves] == [(1, 2, 3), (1, 2, 4, 5), (1, 2, 3, 6)]
     assert tree.state(0, 2) == tree.state(1, 2) == tree.state(2, 2) == (PROBLEM.id, 0, 2)
     assert tree.state(0, 3) == tree.state(2, 3) != tree.state(1, 3)
-    tree.take(make_answer(3, (trunk, Segment([7])), Fork(0, 2)))
+    tree.add_answer(make_answer(3, (trunk, Segment([7])), Fork(0, 2)))
     assert tree.state(3, 2) == (PROBLEM.id, 0, 2)
     assert len(tree.nodes) == 5
 

@@ -107,7 +107,7 @@ def test_turns_that_answers_share_are_sampled_once_and_trained_once(
     engine = turns.engine()
     trees, _ = grow_trees(environments, rollout(branching), engine=engine)
     context = lent(Letters(), engine, environments, rollout=rollout())
-    assert any(tree.forked for tree in trees)
+    assert any(tree.has_forks for tree in trees)
     trained = 0
     for tree in trees:
         assert len(tree.leaves) <= branching.most_answers(2)
@@ -266,7 +266,7 @@ def test_a_branch_without_an_environment_is_left_out_and_its_turns_are_trained_w
     assert 0 < metrics["episodes/unavailable"] < 1
     for tree in trees:
         graded = [index for index, leaf in enumerate(tree.leaves) if leaf.grade.is_known]
-        remaining = tree.keeping(graded)
+        remaining = tree.select_leaves(graded)
         nodes = {node for path in remaining.paths for node in path}
         sampled = [tree.nodes[node].segment for node in nodes if tree.nodes[node].segment.origin == "sampled"]
         episodes, _ = TreeCredit().assign(context, [remaining])
@@ -401,7 +401,7 @@ def test_answers_that_branched_off_at_the_prompt_belong_to_its_tree(environments
     (tree,) = grow_trees(environments, rollout(branching), Letters(golds=("",)))[0]
     context = lent(Letters(), turns.engine(), environments, rollout=rollout())
     for leaves in (range(8), range(1, 8)):
-        remaining = tree.keeping(list(leaves))
+        remaining = tree.select_leaves(list(leaves))
         credit = TreeCredit(advantage="intra_and_inter", weight="each")
         episodes, _ = credit.assign(context, [remaining])
         rewards: dict[int, list[float]] = defaultdict(list)
@@ -420,11 +420,13 @@ def test_an_answer_whose_origin_was_left_out_stays_in_its_tree(environments: Env
     answers = [replace(answer, fork=None) for answer in tree.leaves[:6]]
     answers[4] = replace(answers[4], fork=Fork(sample=2, tokens=0))
     answers[5] = replace(answers[5], fork=Fork(sample=4, tokens=3))
-    (with_forks,) = with_answers([tree.keeping(range(6))], answers)
-    remaining = with_forks.keeping([0, 1, 2, 3, 5])
+    (with_forks,) = with_answers([tree.select_leaves(range(6))], answers)
+    remaining = with_forks.select_leaves([0, 1, 2, 3, 5])
     assert remaining.leaves[-1].fork == Fork(sample=2, tokens=0)
-    assert with_forks.keeping([0, 4, 5]).leaves[1].fork == Fork(sample=2, tokens=0), "no nearer one is there"
-    assert with_forks.keeping(range(6)).leaves[5] is answers[5]
+    assert with_forks.select_leaves([0, 4, 5]).leaves[1].fork == Fork(sample=2, tokens=0), (
+        "no nearer one is there"
+    )
+    assert with_forks.select_leaves(range(6)).leaves[5] is answers[5]
 
 
 def _standardise(reward: float, group: Sequence[float]) -> float:

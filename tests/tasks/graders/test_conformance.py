@@ -30,12 +30,12 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_every_registered_grader_has_labelled_cases() -> None:
-    ours = {name for name, part in Grader.registered().items() if part.__module__.startswith("treetune")}
+    ours = {name for name, part in Grader.parts_by_name().items() if part.__module__.startswith("treetune")}
     assert ours == LABELLED.keys() | ELSEWHERE.keys()
     for file in ELSEWHERE.values():
         assert "conformance(" in (ROOT / file).read_text()
     for name, labelled in LABELLED.items():
-        assert type(labelled.grader) is Grader.registered()[name]
+        assert type(labelled.grader) is Grader.parts_by_name()[name]
         for case in labelled.cases:
             assert case.right
             assert case.wrong

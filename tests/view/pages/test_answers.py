@@ -22,7 +22,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import treetune.parts  # noqa: F401  (registers them, as the command `view` does)
-from tests.view.conftest import FIRST, Viewer, mark_of
+from tests.view.conftest import FIRST, Viewer, fingerprint_of
 from tests.view.recorded import begin_run, episode, record_iteration, trajectory
 from tests.view.report import threaded
 from tests.view.report.synthetic import CODEC
@@ -44,7 +44,7 @@ from treetune.runtime.analysis import ADVANTAGES, write_result
 from treetune.runtime.directory import _LOCK_FILES
 from treetune.store.journal import Journal
 from treetune.tasks.arithmetic import AdditionChain
-from treetune.view.app import SEEN_MARK_HEADER
+from treetune.view.app import SEEN_FINGERPRINT_HEADER
 from treetune.view.charts import format_number
 from treetune.view.pages import PAGES
 from treetune.view.report.write import write_report
@@ -116,7 +116,7 @@ def test_the_list_shows_the_newest_iteration_or_what_is_asked_for(viewer: Viewer
 
 def test_a_damaged_file_is_named_instead_of_still_being_read(viewer: Viewer) -> None:
     run = viewer.record(iterations=2)
-    (run.iteration(1) / "trajectories.arrow").write_bytes(b"nothing")
+    (run.iteration_folder(1) / "trajectories.arrow").write_bytes(b"nothing")
     page = viewer.page("/answers?run=run")
     assert "iteration 2 can&#39;t be read" in page and "still being read" not in page
     answer = viewer.get("/answer", run="run", source="i2", answer="train/0#0").text
@@ -125,12 +125,12 @@ def test_a_damaged_file_is_named_instead_of_still_being_read(viewer: Viewer) -> 
 
 def test_the_credit_of_analyses_is_shown_when_it_appears_with_a_column_for_each_step(viewer: Viewer) -> None:
     run = viewer.record()
-    mark = mark_of(viewer.page("/answer", run="run", **FIRST))
+    fingerprint = fingerprint_of(viewer.page("/answer", run="run", **FIRST))
     for name, count in (("replay-0001", 2), ("replay-0001-b", 4)):
         row = {"answer": "train/0#0", "step_ends": [*range(count)], "values": {}}
         row |= {"advantages": {"x": [0.5] * count}}
-        write_result(run.analysis(name), {"iteration": 0}, [row], ADVANTAGES)
-    after = viewer.get("/answer", {SEEN_MARK_HEADER: mark}, run="run", **FIRST)
+        write_result(run.analysis_folder(name), {"iteration": 0}, [row], ADVANTAGES)
+    after = viewer.get("/answer", {SEEN_FINGERPRINT_HEADER: fingerprint}, run="run", **FIRST)
     assert after.status_code == 200, "the page has changed"
     table = after.text.split('<table class="credits">')[1].split("</table>")[0]
     assert table.count('href="#step-') == 4 and table.count("<td>") == 8
@@ -139,13 +139,13 @@ def test_the_credit_of_analyses_is_shown_when_it_appears_with_a_column_for_each_
 def test_credit_that_comes_while_an_answer_is_shown_replaces_its_box_of_tokens(viewer: Viewer) -> None:
     run = begin_run(viewer.folder / "run")
     answer = trajectory(0, 0, "a\nb")
-    write_trajectories(run.iteration(0) / "trajectories.arrow", [answer])
+    write_trajectories(run.iteration_folder(0) / "trajectories.arrow", [answer])
 
     def box() -> str:
         return viewer.page("/answer", run="run", **FIRST).split('<div id="tokens-')[1].split('"')[0]
 
     before = box()
-    write_episodes(run.iteration(0) / "episodes.arrow", [episode(answer)], CODEC)
+    write_episodes(run.iteration_folder(0) / "episodes.arrow", [episode(answer)], CODEC)
     assert box() != before
 
 
@@ -235,7 +235,7 @@ def test_an_answer_says_whether_its_advantages_are_those_that_train(
 
 def test_demonstrations_are_titled_as_such_and_not_as_sampled_answers(viewer: Viewer) -> None:
     sft = viewer.record("sft", rollout={"type": "demonstrations"})
-    (sft.iteration(0) / "trajectories.arrow").unlink()  # demonstrations have episodes alone
+    (sft.iteration_folder(0) / "trajectories.arrow").unlink()  # demonstrations have episodes alone
     viewer.record("sampled")
     for runs, shown in (
         (["sft"], "demonstrations"),
@@ -317,14 +317,14 @@ def test_threads_and_turns_are_steps_of_the_same_tree(viewer: Viewer) -> None:
     run = begin_run(viewer.folder / "run")
     block = threaded.Fork((threaded.Thread(" b</Thread>"), threaded.Thread(" c</Thread>")))
     answer = threaded.trajectory([" a", block, "</Parallel> d"])
-    threaded.write_answers(run.iteration(0), [answer], [threaded.episode(answer, (0.5,))])
+    threaded.write_answers(run.iteration_folder(0), [answer], [threaded.episode(answer, (0.5,))])
     page = viewer.page("/answer", run="run", source="i1", answer="train/1#0", **{"as": "tree"})
     assert "thread 1.1: " in page and "thread 1.2: " in page and page.count("within") > 2
     turns = replace(episode(trajectory(0, 0, "one\ntwo")), step_values=None, step_rewards=(0.25, 0.5))
     other = begin_run(viewer.folder / "turns")
     record_iteration(other, 0, [trajectory(0, 0, "one\ntwo")])
-    write_episodes(other.iteration(0) / "episodes.arrow", [turns], CODEC)
-    (other.iteration(0) / "token_signals.arrow").unlink()
+    write_episodes(other.iteration_folder(0) / "episodes.arrow", [turns], CODEC)
+    (other.iteration_folder(0) / "token_signals.arrow").unlink()
     page = viewer.page("/answer", run="turns", source="i1", answer="train/0#0", **{"as": "tree"})
     assert "earned +0.25" in page and "earned +0.5" in page
 
@@ -388,14 +388,14 @@ def test_problems_have_their_pass_rate_its_change_and_no_signal_is_a_filter(view
             for i, is_right in enumerate(right)
         ]
         record_iteration(run, iteration, sampled)
-    credit = run.iteration(1) / "episodes.arrow"
+    credit = run.iteration_folder(1) / "episodes.arrow"
     episodes = [episode(answer) for answer in sampled]
     # The second problem's answers have no advantage.
     for i in (2, 3):
         row = episodes[i]
         episodes[i] = replace(row, advantages=[0.0] * len(row.response_ids))
     write_episodes(credit, episodes, CODEC)
-    (run.iteration(1) / "token_signals.arrow").unlink()
+    (run.iteration_folder(1) / "token_signals.arrow").unlink()
     page = viewer.page("/problems?run=run&problems=problem")
     rows = [row.split("</tr>")[0] for row in page.split('<tr id="p-')[1:]]
     assert "1 of 2" in rows[0] and ">+0.50<" in rows[0] and 'title="iteration 1"' in rows[0]
@@ -437,9 +437,9 @@ def test_a_steps_ratio_and_the_number_of_its_clipped_tokens_are_shown(
     run = viewer.record(trainer={"objective": {"type": "ppo"}})
     rows = [
         replace(row, log_ratios=np.full_like(row.logprobs, log_ratio))
-        for row in read_token_signals(run.iteration(0) / SIGNALS)
+        for row in read_token_signals(run.iteration_folder(0) / SIGNALS)
     ]
-    write_token_signals(run.iteration(0) / SIGNALS, rows)
+    write_token_signals(run.iteration_folder(0) / SIGNALS, rows)
     page = viewer.page("/answer", run="run", **FIRST, **{"as": "credit"})
     first = page.split('id="step-0"')[1].split("</tr>")[0]
     assert f"{np.exp(log_ratio):.3f}" in first
@@ -506,7 +506,7 @@ def test_continuations_of_a_state_are_found_in_the_journal(viewer: Viewer) -> No
     request = continuation_request(AnswerSettings(64), 1, 0, beginning, sampling, "value", 0, 3)
     sampled = [Completion(list(map(ord, text)), [-0.5] * 2, "stop", 0) for text in ("x!", "y!", "x!")]
     rows = journal_row("another", sampled[:1]), journal_row(request_key(request, 0), sampled)
-    with Journal(run.iteration(0) / "journal" / "credit-0.jsonl") as written:
+    with Journal(run.iteration_folder(0) / "journal" / "credit-0.jsonl") as written:
         written.add(*rows)
     where = {"run": "run", **FIRST}
     page = viewer.page("/continuations", **where, start=2)
@@ -516,7 +516,7 @@ def test_continuations_of_a_state_are_found_in_the_journal(viewer: Viewer) -> No
     assert "/continuations?run=run&amp;source=i1" in viewer.page("/answer", **where)
 
     credited = replace(episode(answer), continuations={2: (1.0, 0.5, None), 4: (0.0, 0.0)})
-    write_episodes(run.iteration(0) / "episodes.arrow", [credited], CODEC)
+    write_episodes(run.iteration_folder(0) / "episodes.arrow", [credited], CODEC)
     rows = viewer.page("/continuations", **where, start=2).split("<li>")[1:]
     assert [("x!" in row, re.findall(r"[✓✗?] [\d.\w]+", row)) for row in rows] == [
         (True, ["✓ 1"]), (False, ["✗ 0.5"]), (True, ["? unknown"]),
@@ -575,7 +575,7 @@ def test_threads_are_drawn_side_by_side_without_styles(viewer: Viewer) -> None:
         for text, branch in parts
     )
     answer = replace(trajectory(0, 0, "".join(text for text, _ in parts)), segments=segments)
-    folder = begin_run(viewer.folder / "run").iteration(0)
+    folder = begin_run(viewer.folder / "run").iteration_folder(0)
     write_trajectories(folder / "trajectories.arrow", [answer])
     write_episodes(folder / "episodes.arrow", [replace(episode(answer), stretches=stretches)], CODEC)
     page = viewer.page("/answer", run="run", **FIRST, **{"as": "threads"})

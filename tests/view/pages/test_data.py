@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.view.conftest import Shown, Viewer, mark_of
+from tests.view.conftest import Shown, Viewer, fingerprint_of
 from tests.view.prepared import ROWS, SAMPLES, write_data_sets, write_estimate
 from tests.view.recorded import begin_run, record_iteration, trajectory
 from tests.view.test_hostile_answers import Elements
-from treetune.view.app import SEEN_MARK_HEADER as MARK
+from treetune.view.app import SEEN_FINGERPRINT_HEADER
 from treetune.vocabulary import Trajectory
 
 
@@ -43,14 +43,14 @@ def test_data_sets_are_listed_and_the_list_notices_changed_files(viewer: Viewer)
     write_data_sets(viewer.folder / "data")
     viewer.record()
     page = viewer.page("/data")
-    mark = {MARK: mark_of(page)}
-    assert viewer.get("/data", mark).status_code == 204
+    fingerprint = {SEEN_FINGERPRINT_HEADER: fingerprint_of(page)}
+    assert viewer.get("/data", fingerprint).status_code == 204
     assert "data/sums.parquet" in page
     assert "trips" not in viewer.page("/data?search=parquet")
     assert "No data set matches" in viewer.page("/data?search=zzz")
     with (viewer.folder / "data" / "trips.jsonl").open("a") as file:
         file.write("\n")
-    assert viewer.get("/data", mark).status_code == 200
+    assert viewer.get("/data", fingerprint).status_code == 200
 
 
 def test_rows_are_filtered_and_sorted_and_bars_of_histograms_link_to_their_rows(viewer: Viewer) -> None:

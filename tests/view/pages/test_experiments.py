@@ -28,7 +28,7 @@ def status(viewer: Viewer, name: str = "run") -> RunProgress:
 
 
 def log_line(run: ExperimentDirectory, text: str) -> None:
-    console = Console(run.logs / "run.log", visible=False)
+    console = Console(run.logs_folder / "run.log", visible=False)
     console.say(text)
     console.close()
 
@@ -54,12 +54,8 @@ def test_experiments_of_several_folders_have_different_names(tmp_path: Path) -> 
 def test_a_finished_run_has_its_newest_accuracy_with_its_interval(viewer: Viewer) -> None:
     viewer.record(iterations=3)
     progress = status(viewer)
-    assert (progress.state, progress.done, progress.planned, progress.seconds_left) == (
-        "finished",
-        3,
-        3,
-        None,
-    )
+    assert (progress.state, progress.seconds_left) == ("finished", None)
+    assert (progress.finished_iterations, progress.planned_iterations) == (3, 3)
     [accuracy] = progress.accuracies
     assert (accuracy.label, accuracy.iteration, accuracy.value) == ("validation", 3, 1.0)
     assert accuracy.low <= accuracy.value <= accuracy.high
@@ -91,7 +87,7 @@ def test_a_run_says_why_it_ended(viewer: Viewer) -> None:
     begin_run(viewer.folder / "waiting")
     assert status(viewer, "waiting").state == "waiting"
     run = viewer.record("failed", planned=10)
-    (run.logs / "run.log").write_text(
+    (run.logs_folder / "run.log").write_text(
         "2026-11-22 19:03:11,801 INFO iteration 2: sampling\n"
         "Traceback (most recent call last):\n"
         '  File "x.py", line 1, in <module>\n'
@@ -105,17 +101,17 @@ def test_a_run_says_why_it_ended(viewer: Viewer) -> None:
 
 def test_changed_files_are_read_again_and_a_line_that_is_cut_off_is_not_counted(viewer: Viewer) -> None:
     run, store = viewer.record(planned=3), viewer.store
-    marks = [store.mark(store.runs())]
-    assert status(viewer).done == 1
+    fingerprints = [store.fingerprint(store.runs())]
+    assert status(viewer).finished_iterations == 1
     record_iteration(run, 1)
-    marks.append(store.mark(store.runs()))
-    assert status(viewer).done == 2
+    fingerprints.append(store.fingerprint(store.runs()))
+    assert status(viewer).finished_iterations == 2
     record_evaluation(run, 2)
-    marks.append(store.mark(store.runs()))
-    assert len(set(marks)) == 3 and status(viewer).accuracies[0].iteration == 2
+    fingerprints.append(store.fingerprint(store.runs()))
+    assert len(set(fingerprints)) == 3 and status(viewer).accuracies[0].iteration == 2
     with run.metrics_file.open("a") as file:
         file.write('{"iteration": 2, "episodes/reward": 0.9')
-    assert status(viewer).done == 2
+    assert status(viewer).finished_iterations == 2
 
 
 @pytest.mark.parametrize(

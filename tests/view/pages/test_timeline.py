@@ -42,7 +42,7 @@ def timed(folder: Path) -> Path:
     run = begin_run(folder / "run")
     phase = {"lane": "phases", "iteration": 0}
     write_timeline(
-        run.logs / "run.timeline.jsonl",
+        run.logs_folder / "run.timeline.jsonl",
         {"process": 11, "host": "here", "at": 0.0},
         begin_of_span(1, name="generation", at=1.0, **phase),
         begin_of_span(2, "work", "iteration 1: <b>sampling</b>", 1.0),
@@ -55,7 +55,7 @@ def timed(folder: Path) -> Path:
         {"closed": 12, "at": 110.0},
     )
     write_timeline(
-        run.logs / "engine.timeline.jsonl",
+        run.logs_folder / "engine.timeline.jsonl",
         {"process": 11, "host": "here", "at": 0.5},
         begin_of_span(1, "server", "starts", 0.5, weights="start"),
         {"end": 1, "at": 1.0},
@@ -63,7 +63,7 @@ def timed(folder: Path) -> Path:
         {"end": 2, "at": 3.0, "why": "its process ended with code -9"},
         {"closed": 11, "at": 5.0},
     )
-    return run.logs / "run.timeline.jsonl"
+    return run.logs_folder / "run.timeline.jsonl"
 
 
 @pytest.mark.usefixtures("timed")
@@ -101,7 +101,7 @@ def test_credit_during_generation_is_a_span_of_its_own_between_those_of_generati
     for number, (name, start, end) in enumerate(spans):
         rows += [begin_of_span(number, "phases", name, start, iteration=0), {"end": number, "at": end}]
     rows.append(begin_of_span(9, "phases", "training", 12.0, iteration=0))
-    write_timeline(run.logs / "run.timeline.jsonl", *rows)
+    write_timeline(run.logs_folder / "run.timeline.jsonl", *rows)
     [phases] = [lane for lane in read_times(store.run("run")).lanes if lane.what == "phases"]
     assert [(span.name, span.start - BEGAN, span.end - BEGAN) for span in phases.spans] == [
         ("generation", 1, 3), ("credit", 3, 5), ("generation", 5, 7), ("credit", 7, 11), ("credit", 11, 12),
@@ -167,7 +167,7 @@ def test_an_open_span_ends_now_and_thousands_of_spans_stay_a_small_page(viewer: 
     for number in range(5000):
         rows += [begin_of_span(number, "phases", "sync", float(number)), {"end": number, "at": number + 0.5}]
     rows.append(begin_of_span(5000, "phases", "training", 5000.0, iteration=7))
-    write_timeline(run.logs / "run.timeline.jsonl", *rows)
+    write_timeline(run.logs_folder / "run.timeline.jsonl", *rows)
     with run.locked():
         lanes = read_times(store.run("run")).lanes
         last = next(lane for lane in lanes if lane.what == "phases").spans[-1]

@@ -124,7 +124,7 @@ def test_a_row_has_the_mean_and_the_largest_of_the_trainers_numbers(tmp_path: Pa
     gaps = [-0.0, None, -2 / 8, -3 / 8, -4 / 8, -5 / 8, None]
     assert [float(x) if np.isfinite(x) else None for x in numbers["gap"]] == gaps
 
-    write_episodes(run.iteration(0) / "episodes.arrow", [episode(trajectory(0, 0, "abcdefg"))], CODEC)
+    write_episodes(run.iteration_folder(0) / "episodes.arrow", [episode(trajectory(0, 0, "abcdefg"))], CODEC)
     answers.ask(RowQuery())
     [problem] = answers.problems()
     assert "token_signals.arrow has other rows than" in problem and "delete it" in problem
@@ -141,7 +141,7 @@ def test_the_shown_advantage_of_a_token_is_the_one_that_trains(
     episodes = []
     for i, answer in enumerate(sampled):
         episodes.append(replace(episode(answer), domain="algebra" if i % 2 else ""))
-    write_episodes(run.iteration(0) / "episodes.arrow", episodes, CODEC)
+    write_episodes(run.iteration_folder(0) / "episodes.arrow", episodes, CODEC)
     sequences = Sequences.of(episodes)
     of_credit = np.concatenate([row.advantages[row.trained] for row in episodes])
     of_credit_N = torch.tensor(of_credit, dtype=torch.float32)
@@ -179,7 +179,7 @@ def test_advantages_of_injected_tokens_are_left_out_of_mean_and_maximum(tmp_path
         advantages = [-0.25] * (len(answer.text) - 1) + [9.0]  # the last token was injected
         credited.append(replace(episode(answer), advantages=advantages, behaviour_logprobs=None))
     credited.insert(1, replace(credited[0], advantages=None, trajectory="train/7#0"))
-    write_episodes(run.iteration(0) / "episodes.arrow", credited, CODEC)
+    write_episodes(run.iteration_folder(0) / "episodes.arrow", credited, CODEC)
     rows = answers_of(tmp_path).ask(RowQuery()).rows
     assert [(row["advantage_mean"], row["advantage_most"]) for row in rows] == [(-0.25, -0.25)] * 2
 
@@ -245,9 +245,9 @@ def test_an_impossible_query_is_explained(answers: AnswerStore, question: RowQue
 
 
 def test_an_iteration_that_is_written_anew_is_read_anew(answers: AnswerStore, tmp_path: Path) -> None:
-    before, mark = answers.ask(RowQuery(sources=("i3",))).rows, answers.mark()
+    before, fingerprint = answers.ask(RowQuery(sources=("i3",))).rows, answers.fingerprint()
     record_iteration(begin_run(tmp_path / "run"), 2, [trajectory(7, 0, "another", version=2)])
-    assert answers.mark() != mark
+    assert answers.fingerprint() != fingerprint
     assert [row["answer"] for row in answers.ask(RowQuery(sources=("i3",))).rows] == ["train/7#0"] != before
 
 
@@ -260,10 +260,10 @@ def test_a_damaged_file_is_named_until_it_is_mended_and_the_others_are_shown(
     assert answers.ask(RowQuery()).total == 2 * 8 + 3 * 12
     assert ["iteration 2" in problem for problem in answers.problems()] == [True]
     assert not any(source.is_awaited for source in answers.list_indexed_sources())
-    mark_of_damaged = answers.mark()
+    fingerprint_of_damaged = answers.fingerprint()
     path.write_bytes(content)
     assert (answers.ask(RowQuery()).total, answers.problems()) == (60, [])
-    assert answers.mark() != mark_of_damaged
+    assert answers.fingerprint() != fingerprint_of_damaged
 
 
 def test_the_mark_changes_when_a_file_turns_out_to_be_damaged(
@@ -272,11 +272,11 @@ def test_the_mark_changes_when_a_file_turns_out_to_be_damaged(
     # So that a thread reads every file:
     monkeypatch.setattr("treetune.view.store.answers.MOST_BYTES_READ_AT_ONCE", 0)
     (tmp_path / "run" / "iterations" / "0001" / "trajectories.arrow").write_bytes(b"nothing")
-    before = answers.mark()
+    before = answers.fingerprint()
     deadline = time.monotonic() + 60
     while any(source.is_awaited for source in answers.list_indexed_sources()) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert answers.problems() and answers.mark() != before
+    assert answers.problems() and answers.fingerprint() != before
 
 
 def test_an_index_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def test_an_index_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 def test_the_answers_of_an_iteration_on_demonstrations_are_its_episodes(tmp_path: Path) -> None:
     run = recorded_run(tmp_path / "run", iterations=1)
-    (run.iteration(0) / "trajectories.arrow").unlink()
+    (run.iteration_folder(0) / "trajectories.arrow").unlink()
     answers = answers_of(tmp_path)
     assert answers.ask(RowQuery(sources=("i1",))).total == 8
     assert answers.ask(RowQuery(sources=("i1",), search="3+3")).total == 2

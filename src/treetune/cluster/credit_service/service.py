@@ -91,40 +91,42 @@ class CreditService(AbstractContextManager["CreditService"]):
         """
         import treetune.parts  # noqa: F401  # a configuration may name any part
 
-        unknown = [name for name in settings.credits if name not in Credit.registered()]
+        unknown = [name for name in settings.credits if name not in Credit.parts_by_name()]
         if unknown:
             raise ValueError(f"there is no credit {unknown[0]!r}: `treetune parts credit` lists them")
         self._settings = settings
         servers = read_servers(settings.engine)  # None if the engine is not given by addresses of servers
         if servers is not None:
             servers.api_key()  # now, and not at the first request
-        tokenizer = settings.tokenizer
-        if tokenizer is None and servers is None and isinstance(settings.engine, str | Path):
-            # A text that doesn't name servers is a model's folder, which has the tokenizer, too.
-            tokenizer = settings.engine
-        if tokenizer is None and settings.engine is not None:
-            raise ValueError("the grader reads the text that the engine samples: give --tokenizer")
-        if isinstance(tokenizer, str | Path):
-            tokenizer = load_tokenizer(tokenizer)
-        self._engine: Engine | CallersServers | None = servers or settings.engine
+        tokenizer = _find_tokenizer(settings, has_servers=servers is not None)
         self._opened: Engine | None = None
         """The engine that this object has opened and closes."""
-        # Anything but servers and an open engine, such as a model's folder, is opened as an engine here.
-        if self._engine is not None and not isinstance(self._engine, Engine | CallersServers):
-            codec, special_ids = read_tokenizer(tokenizer)
-            assert codec is not None, "there is a tokenizer"
-            self._engine = self._opened = open_engine(self._engine, codec, special_ids, seed=0)
-        grader = settings.grader
-        if isinstance(grader, Mapping):
-            grader = build(Grader, dict(grader), key=("grader",))
+        self._engine: Engine | CallersServers | None = servers or self._open_engine(tokenizer)
         # An engine in this process samples for one call at a time.
         self.calls = 1 if isinstance(self._engine, Engine) else settings.calls
-        # A slot has a tokenizer and a grader, for one call at a time.
-        self._slots: asyncio.Queue[_Slot] = asyncio.Queue()
         self._graders: list[GraderPool] = []
+        self._slots: asyncio.Queue[_Slot] = asyncio.Queue()
+        self._fill_slots(tokenizer)
+
+    def _open_engine(self, tokenizer: Any) -> Engine | None:
+        """Returns the settings' engine. A model, or a folder with a model, is opened as an engine."""
+        engine = self._settings.engine
+        if engine is None or isinstance(engine, Engine):
+            return engine
+        codec, special_ids = read_tokenizer(tokenizer)
+        assert codec is not None, "there is a tokenizer"
+        self._opened = open_engine(engine, codec, special_ids, seed=0)
+        return self._opened
+
+    def _fill_slots(self, tokenizer: Any) -> None:
+        """Makes a slot for each of the calls that are worked on at a time."""
+        grader = self._settings.grader
+        if isinstance(grader, Mapping):
+            grader = build(Grader, dict(grader), key=("grader",))
         for _ in range(self.calls):
-            grading = None if grader is None else GraderPool(grader)
-            if grading is not None:
+            grading = None
+            if grader is not None:
+                grading = GraderPool(grader)
                 self._graders.append(grading)
             # A copy, since a tokenizer can't be used by several threads at a time.
             self._slots.put_nowait(_Slot(copy.deepcopy(tokenizer), grading))
@@ -198,6 +200,22 @@ class CreditService(AbstractContextManager["CreditService"]):
     @override
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _find_tokenizer(settings: ServiceSettings, *, has_servers: bool) -> Any:
+    """Returns the tokenizer of the settings, or else that of the engine's folder.
+
+    Raises ValueError if there is an engine and no tokenizer, or if the tokenizer can't be loaded.
+    """
+    tokenizer = settings.tokenizer
+    if tokenizer is None and isinstance(settings.engine, str | Path) and not has_servers:
+        # A text that doesn't name servers is a model's folder, which has the tokenizer, too.
+        tokenizer = settings.engine
+    if tokenizer is None and settings.engine is not None:
+        raise ValueError("the grader reads the text that the engine samples: give --tokenizer")
+    if isinstance(tokenizer, str | Path):
+        return load_tokenizer(tokenizer)
+    return tokenizer
 
 
 async def _finish_in_thread(function: Callable[..., Result], *arguments: Any, **settings: Any) -> Result:

@@ -265,7 +265,7 @@ def trees_of_answers(
         tree = Tree(problem, first.prompt_ids)
         cuts_by_answer = _cuts_at_forks(name, group)
         for number, (answer, cuts) in enumerate(zip(group, cuts_by_answer, strict=True)):
-            tree.take(_make_trajectory(context, problem, number, answer, cuts, has_text))
+            tree.add_answer(_make_trajectory(context, problem, number, answer, cuts, has_text))
         trees.append(tree)
     return trees
 

@@ -450,7 +450,7 @@ def _read_part(family: type[Family], setting: Family | Mapping[str, Any] | str, 
     if not isinstance(setting, Mapping):
         raise ValueError(
             f"{name} is of the type {type(setting).__name__}: give a {family.__name__}, or its configuration"
-            f" such as {{'type': '{next(iter(family.registered()))}'}}"
+            f" such as {{'type': '{next(iter(family.parts_by_name()))}'}}"
         )
     return build(family, dict(setting), key=(name,))
 

@@ -34,7 +34,7 @@ from treetune.credit.literature.self_distillation import SelfDistillation
 from treetune.credit.states.by_tokens import LowProbability
 from treetune.credit.states.one_line import StepBoundaries
 from treetune.engine.requests import SamplingParams
-from treetune.findings import findings, placed_parts
+from treetune.findings import collect_findings, placed_parts
 from treetune.rollouts.unavailable import least_answers
 from treetune.tasks.base import Task
 
@@ -102,7 +102,7 @@ def check_credit(
         has_grader: Whether the call gives a grader.
         has_sampling: Whether the call gives sampling parameters.
     """
-    name = credit.registered_name() or type(credit).__name__
+    name = _name_of(credit)
     if credit.needs_critic:
         raise ValueError(
             f"the credit {name!r} learns a critic, which only a run of treetune trains: choose one without,"
@@ -185,46 +185,76 @@ def check_answers(
         context_length: The largest number of tokens of prompt and answer together.
         has_text: Whether there is a tokenizer that decodes the answers.
     """
-    name = credit.registered_name() or type(credit).__name__
+    smallest_size = _check_groups(credit, answers)
+    _check_each_answer(credit, answers, sampling, context_length, has_text=has_text)
+    has_turns = any(answer.sampled is not None and not answer.sampled.all() for answer in answers)
+    rollout = AnswersElsewhere(sampling, smallest_size, has_turns)
+    _check_call(CallOfLibrary(rollout, ScoringEngine(), credit, OtherTrainer(), task, context_length))
+
+
+def _name_of(credit: Credit) -> str:
+    return credit.registered_name() or type(credit).__name__
+
+
+def _check_groups(credit: Credit, answers: Sequence[GradedAnswer]) -> int:
+    """Returns the number of answers in the smallest group. Raises ValueError if the credit needs more, or if
+    answers branch off from each other and the credit can't take that."""
     group_sizes = Counter(answer.group for answer in answers)  # the number of answers of each group
     smallest_group, smallest_size = min(group_sizes.items(), key=lambda group_and_size: group_and_size[1])
     needed_answers = count_needed_answers(credit)
     if smallest_size < needed_answers:
         raise ValueError(
-            f"the credit {name!r} compares each answer with the others of its group, and the group"
-            f" {smallest_group!r} has {smallest_size}: give {needed_answers} or more answers of each group"
+            f"the credit {_name_of(credit)!r} compares each answer with the others of its group, and the"
+            f" group {smallest_group!r} has {smallest_size}: give {needed_answers} or more answers of each"
+            " group"
         )
     if any(answer.fork is not None for answer in answers) and CreditForTrees() not in credit.gives:
         raise ValueError(
-            f"answers branch off from each other (fork), and the credit {name!r} would train their shared"
-            " tokens several times: choose the credit 'tree' or 'monte_carlo', or leave out fork"
+            f"answers branch off from each other (fork), and the credit {_name_of(credit)!r} would train"
+            " their shared tokens several times: choose the credit 'tree' or 'monte_carlo', or leave out fork"
         )
+    return smallest_size
+
+
+def _check_each_answer(
+    credit: Credit,
+    answers: Sequence[GradedAnswer],
+    sampling: SamplingParams,
+    context_length: int,
+    *,
+    has_text: bool,
+) -> None:
+    """Raises ValueError for an answer that lacks what the credit reads, or is too long to be continued."""
     reads_steps = any(isinstance(part, StepBoundaries) for part in _parts_of(credit))
+    needs_step_ends = reads_steps and not has_text
     needs_logprobs = reads_logprobs(credit)
+    continues_answers = Continuations() in credit.gives
     for number, answer in enumerate(answers):
-        if reads_steps and not has_text and answer.step_ends is None:
+        if needs_step_ends and answer.step_ends is None:
             raise ValueError(
                 f"answer {number} has no step_ends, and without its text it can't be split into steps: give"
                 " the tokenizer, or step_ends"
             )
         if needs_logprobs and answer.logprobs is None:
             raise ValueError(
-                f"answer {number} has no logprobs, and the credit {name!r} reads the probabilities that its"
-                " tokens were sampled with: give logprobs"
+                f"answer {number} has no logprobs, and the credit {_name_of(credit)!r} reads the"
+                " probabilities that its tokens were sampled with: give logprobs"
             )
         most_tokens = min(sampling.max_tokens, context_length - len(answer.prompt_ids))
-        if len(answer.response_ids) > most_tokens and Continuations() in credit.gives:
+        if continues_answers and len(answer.response_ids) > most_tokens:
             raise ValueError(
                 f"answer {number} has {len(answer.response_ids)} tokens, and an answer to its prompt of"
                 f" {len(answer.prompt_ids)} may have {most_tokens}: raise sampling.max_tokens (or"
                 " context_length) to what the answers were sampled with"
             )
-    has_turns = any(answer.sampled is not None and not answer.sampled.all() for answer in answers)
-    # The parts of the credit check whether they fit an experiment. `root` takes the experiment's place: it
-    # has substitutes for the rollout, the engine and the trainer.
-    rollout = AnswersElsewhere(sampling, smallest_size, has_turns)
-    root = CallOfLibrary(rollout, ScoringEngine(), credit, OtherTrainer(), task, context_length)
-    for _, finding in findings(root):
+
+
+def _check_call(root: CallOfLibrary) -> None:
+    """Raises ValueError if a part of the credit finds that it doesn't fit the call.
+
+    `root` takes the place of an experiment: it has substitutes for the rollout, the engine and the trainer.
+    """
+    for _, finding in collect_findings(root):
         if finding.level == "warning":
             continue
         # The remedy of an unmet need may name another rollout, and a user of the library can't choose one.

@@ -16,7 +16,7 @@ from typing_extensions import override
 from treetune.credit.base import Credit, TrainerScores
 from treetune.credit.literature.token_level import OverAnotherCredit
 from treetune.credit.literature.weighted_by import top_share_weights
-from treetune.rollouts.context import RolloutContext, required
+from treetune.rollouts.context import RolloutContext, require
 from treetune.vocabulary import Episode
 
 
@@ -46,7 +46,7 @@ class ForkingTokens(OverAnotherCredit):
     @override
     def weigh_tokens(self, context: RolloutContext, episodes: Sequence[Episode]) -> list[Episode]:
         """Sets the advantages of all tokens to 0, except for the tokens with the largest entropies."""
-        distributions = required(context.model_scores.distributions, "distributions")
+        distributions = require(context.model_scores.distributions, "distributions")
         # `along` returns two columns for each row: Σ π² and the entropy of the policy's distributions.
         entropies = [entropies_T for _, entropies_T in distributions.along(episodes)]
         # 1 for the `share` of the iteration's trained tokens with the largest entropies, 0 for the others.

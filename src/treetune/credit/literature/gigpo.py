@@ -19,7 +19,7 @@ from treetune.contracts import Answers, Experiment, Finding, Need, OneLine, inne
 from treetune.credit.base import THREADS_REMEDY, Credit, TokenCredit
 from treetune.credit.grpo import group_advantages
 from treetune.rollouts.base import Rollout
-from treetune.vocabulary import Trajectory, joined
+from treetune.vocabulary import Trajectory, concatenate
 
 
 @Credit.register("gigpo")
@@ -135,7 +135,7 @@ def split_turns(answer: Trajectory) -> list[SampledTurn]:
     turns: list[SampledTurn] = []
     anchor, end = b"", 0
     for origin, segments in groupby(answer.segments, key=lambda segment: segment.origin):
-        token_ids = joined([segment.token_ids for segment in segments])
+        token_ids = concatenate([segment.token_ids for segment in segments])
         end += len(token_ids)
         if origin == "injected":
             anchor = token_ids.tobytes()

@@ -16,7 +16,7 @@ from typing_extensions import override
 from treetune.contracts import Answers, Need, OneLine, SampledAnswers
 from treetune.credit.base import Credit, TrainerScores
 from treetune.credit.episodes import advantage_metrics, make_episode
-from treetune.rollouts.context import RolloutContext, required
+from treetune.rollouts.context import RolloutContext, require
 from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Column, Episode, Metrics
 
@@ -70,7 +70,7 @@ class OptimalTokenBaseline(Credit):
             probabilities.append(np.exp(np.asarray(episode.behaviour_logprobs, np.float64)))
         # Σ_v π(v)² by answer. Its estimate is π(a), since the mean of π(a) over sampled tokens is this sum.
         if self.squared_norms == "exact":
-            distributions = required(context.model_scores.distributions, "distributions")
+            distributions = require(context.model_scores.distributions, "distributions")
             sums_of_squares = [squares_T for squares_T, _ in distributions.along(plain_episodes)]
         else:
             sums_of_squares = probabilities

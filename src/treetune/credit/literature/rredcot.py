@@ -17,7 +17,7 @@ from treetune.contracts import Experiment, Finding, Need
 from treetune.credit.literature.scored_texts import GoldScores, ProblemState
 from treetune.credit.values.base import StepValues, Valuation, Value, ValueEstimator
 from treetune.credit.values.critic import UNKNOWN_VARIANCE
-from treetune.vocabulary import joined
+from treetune.vocabulary import concatenate
 
 
 @ValueEstimator.register("rredcot")
@@ -66,7 +66,7 @@ class GoldLikelihood(GoldScores, ValueEstimator):
         for answer in valuation.answers:
             answer_ids = answer.trajectory.response_ids
             for answer_state in answer.states:
-                token_ids = joined([answer.trajectory.prompt_ids, answer_ids[: answer_state.length]])
+                token_ids = concatenate([answer.trajectory.prompt_ids, answer_ids[: answer_state.length]])
                 states.append(ProblemState(answer.trajectory.problem, token_ids))
         logprobs, metrics = self.gold_logprobs(valuation.context, states)
         valuation.metrics.update(metrics)

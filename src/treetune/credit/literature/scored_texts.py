@@ -18,9 +18,9 @@ from typing import Literal, NamedTuple
 
 from treetune.contracts import Experiment, Finding, Need, OneLine, TextScores, innermost_rollout
 from treetune.credit.base import MOST_EXAMPLE_PROBLEMS
-from treetune.rollouts.context import RolloutContext, required
+from treetune.rollouts.context import RolloutContext, require
 from treetune.rollouts.model_scores import ScoredText
-from treetune.vocabulary import Column, Metrics, Problem, TokenIds, joined, token_array
+from treetune.vocabulary import Column, Metrics, Problem, TokenIds, concatenate, token_array
 
 LEAST_LOGPROB = -100.0
 """Smaller log-probs of a token are raised to this one, so that no credit is infinite. vLLM reports −9999 for
@@ -43,7 +43,7 @@ def score_texts(
         distinct[key] = text
         keys.append(key)
     if scorer == "reference":
-        reference = required(context.model_scores.reference, "reference scores")
+        reference = require(context.model_scores.reference, "reference scores")
         logprobs = reference.logprobs(list(distinct.values()))
     else:
         logprobs = _score_by_engine(context, list(distinct.values()))
@@ -108,7 +108,7 @@ class GoldScores:
         for problem, token_ids in states:
             if problem.id not in gold_ids_by_problem:
                 gold_ids_by_problem[problem.id] = _gold_ids(context, problem)
-            text = ScoredText(joined([token_ids, lead_in_ids]), gold_ids_by_problem[problem.id])
+            text = ScoredText(concatenate([token_ids, lead_in_ids]), gold_ids_by_problem[problem.id])
             # The length has to be strictly less, since vLLM samples one token after the text that it scores.
             fits = len(text.prompt_ids) + len(text.text_ids) < context.settings.context_length
             texts.append(text if fits else None)

@@ -25,7 +25,7 @@ from treetune.credit.states.base import StateRule
 from treetune.credit.states.one_line import StepBoundaries
 from treetune.rollouts.context import RolloutContext
 from treetune.tree import Tree, answers_of
-from treetune.vocabulary import Column, Episode, Metrics, Trajectory, joined
+from treetune.vocabulary import Column, Episode, Metrics, Trajectory, concatenate
 
 
 @Credit.register("trace")
@@ -94,7 +94,7 @@ class Trace(GoldScores, Credit):
         states = []
         for answer in answers:
             for length in self.states.step_starts(answer):
-                token_ids = joined([answer.prompt_ids, answer.response_ids[:length]])
+                token_ids = concatenate([answer.prompt_ids, answer.response_ids[:length]])
                 states.append(ProblemState(answer.problem, token_ids))
         logprobs, metrics = self.gold_logprobs(context, states)
         outcome_advantages: list[float] = []

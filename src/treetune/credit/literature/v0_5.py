@@ -21,7 +21,7 @@ from treetune.contracts import Experiment, Finding, Need
 from treetune.credit.base import UNUSED_ADVANTAGES_REMEDY, Credit, CriticSettings, check_critic_is_kept
 from treetune.credit.episodes import whole_answer_episodes
 from treetune.credit.values.critic import CRITIC_NEEDS
-from treetune.rollouts.context import RolloutContext, required
+from treetune.rollouts.context import RolloutContext, require
 from treetune.rollouts.metrics import mean
 from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Column, Episode, Metrics
@@ -67,7 +67,7 @@ class FusedBaseline(Credit):
         """Gives all tokens of an answer its reward minus a mean of the group's mean reward and the critic's
         value of the prompt, weighted by how reliable they are."""
         answers = answers_of(trees)
-        critic = required(context.model_scores.critic, "critic")
+        critic = require(context.model_scores.critic, "critic")
         columns = iter(critic.values(answers))  # for each answer a value before each token
         advantages: list[float] = []
         for tree in trees:

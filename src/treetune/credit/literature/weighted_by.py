@@ -52,7 +52,7 @@ from treetune.contracts import Answers, Experiment, Finding, Need, OneLine, Samp
 from treetune.credit.base import THREADS_REMEDY, Credit, TrainerScores
 from treetune.credit.literature.scored_texts import check_reference_model, check_uncut_sampling
 from treetune.credit.literature.token_level import OverAnotherCredit
-from treetune.rollouts.context import RolloutContext, required
+from treetune.rollouts.context import RolloutContext, require
 from treetune.rollouts.metrics import pool_columns
 from treetune.vocabulary import Column, Episode
 
@@ -224,7 +224,7 @@ class WeightedBy(OverAnotherCredit):
         """Returns the signal of each response token, by episode. Collective."""
         scores = context.model_scores
         if self.signal == "deviation":
-            reference_distances = required(scores.reference_distances, "reference distances")
+            reference_distances = require(scores.reference_distances, "reference distances")
             # d_t · (H_t / log V)^κ: d_t says how far the policy has moved from the reference at a token. The
             # second factor is small where the policy is nearly certain. With κ = 0, only d_t counts.
             return [
@@ -232,10 +232,10 @@ class WeightedBy(OverAnotherCredit):
                 for deviation in reference_distances.along(episodes)
             ]
         if self.signal == "group_divergence":
-            return required(scores.group_divergences, "group divergences").along(episodes)
+            return require(scores.group_divergences, "group divergences").along(episodes)
         if self.signal == "surprise":
             return _surprises(episodes)
-        distributions = required(scores.distributions, "distributions")
+        distributions = require(scores.distributions, "distributions")
         entropies = [entropies_T for _, entropies_T in distributions.along(episodes)]
         if self.signal == "entropy":
             return entropies

@@ -10,7 +10,7 @@ The classes of this module, for an answer ``1+1=2\\n2+2=4`` and the state before
     AnswerPrefix       a state, as it is continued             AnswerPrefix(problem, prompt_ids, segments)
     Budget             how many continuations a state gets     FixedBudget(samples=9)
     ContinuationPlan   a budget, and the sampling parameters   ContinuationPlan(FixedBudget(9), sampling)
-    Estimate           rewards and cost of continuations       Estimate(earned=(1.0, 0.0, ...), ...)
+    Estimate           rewards and cost of continuations       Estimate(all_rewards=(1.0, 0.0, ...), ...)
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from treetune.engine.requests import SamplingParams
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.metrics import mean
 from treetune.tasks.base import Task
-from treetune.vocabulary import Problem, Segment, TokenIds, Trajectory, joined
+from treetune.vocabulary import Problem, Segment, TokenIds, Trajectory, concatenate
 
 TOKENS_OF_A_STEP = 50
 """A guess of the tokens of a step, about those of a line of a mathematical solution. Only plans use it."""
@@ -62,7 +62,7 @@ class AnswerPrefix(NamedTuple):
     @property
     def token_ids(self) -> TokenIds:
         """The answer's tokens, without the prompt's."""
-        return joined([segment.token_ids for segment in self.segments])
+        return concatenate([segment.token_ids for segment in self.segments])
 
     @property
     def key(self) -> bytes:
@@ -81,10 +81,10 @@ class Estimate:
 
     Example: three continuations, of which the second could not be graded::
 
-        Estimate(earned=(1.0, None, 0.0), rewards=(1.0, 0.0), unfinished=0, tokens=57)   # value 0.5
+        Estimate(all_rewards=(1.0, None, 0.0), rewards=(1.0, 0.0), unfinished=0, tokens=57)   # value 0.5
     """
 
-    earned: tuple[float | None, ...]
+    all_rewards: tuple[float | None, ...]
     """The reward of each continuation, in the order of sampling; None for one that could not be graded."""
     rewards: tuple[float, ...]
     """The rewards that count towards the value (`Budget.counted`). Those of a pilot don't: they only decided

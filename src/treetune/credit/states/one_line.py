@@ -37,7 +37,7 @@ from treetune.rollouts.context import AnswerSettings, RolloutContext
 from treetune.seeds import derive_seed
 from treetune.tasks.base import Task
 from treetune.tasks.mixed import task_of
-from treetune.vocabulary import Grade, Trajectory, joined
+from treetune.vocabulary import Grade, Trajectory, concatenate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +148,7 @@ def continuation_request(
         seed_key = (*seed_key, round_number)
     budget = settings.token_budget(prompt_ids, sampling.max_tokens)
     return Request(
-        prompt_ids=joined([prompt_ids, prefix_ids]),
+        prompt_ids=concatenate([prompt_ids, prefix_ids]),
         seed=derive_seed(seed, *seed_key),
         n=count,
         sampling=replace(sampling, max_tokens=budget - len(prefix_ids)),
@@ -186,13 +186,13 @@ class OneLineContinuations:
         estimate."""
         await self.sample_all_rounds(sample)
         await self._wait_for_grades()
-        earned = self._list_rewards()
-        rewards = [reward for reward in earned if reward is not None]
+        all_rewards = self._list_rewards()
+        rewards = [reward for reward in all_rewards if reward is not None]
         # A budget may leave rewards out: the rewards of a pilot, the first continuations, only decide how
         # many further continuations are sampled.
         rewards_for_value = self.plan.budget.counted(rewards)
         return Estimate(
-            earned=tuple(earned),
+            all_rewards=tuple(all_rewards),
             rewards=tuple(rewards_for_value),
             unfinished=sum(completion.finish_reason == "length" for completion in self.completions),
             tokens=sum(len(completion.token_ids) for completion in self.completions),
@@ -234,7 +234,7 @@ class OneLineContinuations:
             if was_cut_off and context.settings.unfinished_reward is not None:
                 self.grade_futures.append(None)  # its reward is known without a grade
                 continue
-            text = context.codec.decode(joined([prefix_ids, completion.token_ids]))
+            text = context.codec.decode(concatenate([prefix_ids, completion.token_ids]))
             graded_text = cut_at_stop(text, self.sampling.stop)
             self.grade_futures.append(context.grader.submit(graded_text, self.prefix.problem))
 
@@ -247,15 +247,15 @@ class OneLineContinuations:
         """Returns the reward of each continuation that has an entry in `grade_futures`; None for one that
         could not be graded."""
         unfinished_reward = self.context.settings.unfinished_reward
-        earned: list[float | None] = []
+        all_rewards: list[float | None] = []
         for future in self.grade_futures:
             if future is None:  # the continuation was cut off, so it earns `unfinished_reward` ungraded
                 assert unfinished_reward is not None, "without this setting, every continuation is graded"
-                earned.append(unfinished_reward)
+                all_rewards.append(unfinished_reward)
                 continue
             grade = future.result()
-            earned.append(grade.reward if grade.is_known else None)
-        return earned
+            all_rewards.append(grade.reward if grade.is_known else None)
+        return all_rewards
 
     def _list_known_rewards(self) -> list[float]:
         return [reward for reward in self._list_rewards() if reward is not None]

@@ -139,10 +139,10 @@ def _make_estimate(prefix: AnswerPrefix, answers: Sequence[Trajectory], budget: 
     """Returns the estimate of a state from its continuations: answers that begin with its prefix."""
     tokens_of_prefix = _count_sampled_tokens(prefix.segments)
     # A budget may leave rewards out of the value, such as those of a pilot, a first round that only decides
-    # how many continuations follow. `earned` below has the rewards of all continuations.
+    # how many continuations follow. `all_rewards` below has the rewards of all continuations.
     rewards_for_value = budget.counted(_list_known_rewards(answers))
     return Estimate(
-        earned=tuple(answer.reward if answer.grade.is_known else None for answer in answers),
+        all_rewards=tuple(answer.reward if answer.grade.is_known else None for answer in answers),
         rewards=tuple(rewards_for_value),
         unfinished=sum(answer.unfinished for answer in answers),
         tokens=sum(_count_sampled_tokens(answer.segments) - tokens_of_prefix for answer in answers),

@@ -263,8 +263,8 @@ def rewards_below(
 
     In a forked tree, answers branched off from each other. Answers on this answer's own branch share its next
     tokens, too. So their rewards depend on what this answer did in the state, and they are left out. Each
-    other branch yields one number: the weighted mean reward of its answers. The weight of an answer is the
-    `Sharing.reach` of its last node, which shrinks with each branching on the way to this node.
+    other branch yields one number: the weighted mean reward of its answers. The weight of an answer is that
+    of its last node (`Sharing.reach_weights`), which shrinks with each branching on the way to this node.
 
     Args:
         tree: The tree of the answers.
@@ -274,7 +274,7 @@ def rewards_below(
     """
     others = [other for other in range(len(tree.leaves)) if other != leaf]
     same_beginning = [other for other in others if shared_counts[leaf][other] >= length]
-    if not tree.forked:
+    if not tree.has_forks:
         yield from (tree.leaves[other].reward for other in same_beginning)
         return
     sharing = sharing_of(tree)
@@ -286,7 +286,7 @@ def rewards_below(
     own_branch = sharing.stretch_at(leaf, length)
     leaves_by_branch.pop(own_branch, None)  # None: no other answer is on this branch
     for leaves in leaves_by_branch.values():
-        reach_of_leaves = [sharing.reach[sharing.paths[other][-1]] for other in leaves]
+        reach_of_leaves = [sharing.reach_weights[sharing.paths[other][-1]] for other in leaves]
         yield mean([tree.leaves[other].reward for other in leaves], reach_of_leaves)
 
 

@@ -15,7 +15,7 @@ from treetune.contracts import Experiment, Finding, Need, OneLine
 from treetune.credit.base import CriticSettings, check_critic_is_kept
 from treetune.credit.values.base import StepValues, Valuation, Value, ValueEstimator
 from treetune.credit.values.over_another import OverAnother, Sums
-from treetune.rollouts.context import required
+from treetune.rollouts.context import require
 
 if TYPE_CHECKING:
     from treetune.vocabulary import Column
@@ -85,7 +85,7 @@ def critic_values(valuation: Valuation) -> list[list[float | None]]:
 
     A state after which no token was sampled has the value None.
     """
-    critic = required(valuation.context.model_scores.critic, "critic")
+    critic = require(valuation.context.model_scores.critic, "critic")
     values_of_tokens = critic.values([answer.trajectory for answer in valuation.answers])
     values_of_states = []
     for answer, values_T in zip(valuation.answers, values_of_tokens, strict=True):

@@ -128,7 +128,7 @@ class Policy(Registrable):
         """Returns the settings that, with the question, determine an answer. Their repr is compared."""
         raise NotImplementedError
 
-    def opened(self, sampling: SamplingParams, shard: AskingShard) -> AbstractContextManager[Ask]:
+    def open(self, sampling: SamplingParams, shard: AskingShard) -> AbstractContextManager[Ask]:
         """Opens the policy: it can be asked within the block."""
         raise NotImplementedError
 
@@ -169,7 +169,7 @@ class Served(Policy):
 
     @override
     @contextmanager
-    def opened(self, sampling: SamplingParams, shard: AskingShard) -> Iterator[Ask]:
+    def open(self, sampling: SamplingParams, shard: AskingShard) -> Iterator[Ask]:
         """Starts the server with the model's weights, and yields the function that asks it."""
         import torch
 
@@ -233,7 +233,7 @@ class Served(Policy):
             """Gives the answer to a question to `keep`. The index is that of the question's request."""
             question = asked_questions[index]
             [completion] = completions  # a request asks for one sample
-            prompt = codec.framed(question.problem)  # with the chat template
+            prompt = codec.whole_prompt(question.problem)  # with the chat template
             reply = PolicyReply(
                 text=codec.decode(completion.token_ids),
                 complete=completion.finish_reason == "stop",
@@ -313,7 +313,7 @@ class AtAddresses(Policy):
 
     @override
     @contextmanager
-    def opened(self, sampling: SamplingParams, shard: AskingShard) -> Iterator[Ask]:
+    def open(self, sampling: SamplingParams, shard: AskingShard) -> Iterator[Ask]:
         """Yields the function that asks one of the addresses. The shards are spread over the addresses."""
         chosen = self.addresses[shard.number % len(self.addresses)]
         settings = replace(chosen, temperature=sampling.temperature, max_tokens=sampling.max_tokens)

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from treetune.data.difficulty.answering import (
     EMPTY_OUTCOME,
@@ -42,6 +42,10 @@ until some are graded."""
 
 MESSAGE_CHARACTERS = 500
 """The most characters of an error's message that are written into a journal."""
+
+
+SampleKey: TypeAlias = tuple[int, int]
+"""The number of a row, and the number of a sample among the row's answers."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,14 @@ class _ShardTakenOver(Exception):
     """Another job has the shard's claim now: this job was suspended for so long that it counted as dead."""
 
 
+class _UngradedAnswer(NamedTuple):
+    """An answer that is being graded. Two of its fields are written next to the grade."""
+
+    grade: Future[Grade]
+    complete: bool
+    tokens: int | None
+
+
 class _Shard:
     """The work on a shard: which answers and grades it has, and which answers are being graded."""
 
@@ -116,39 +128,22 @@ class _Shard:
         self._total = len(rows) * pipeline.answers.samples
         self._progress_written = 0.0
         self._answered = self._graded = self._unavailable = 0
-        # A sample is identified by the number of its row and by its number among the row's answers.
-        self._waiting: dict[tuple[int, int], tuple[Future[Grade], dict[str, Any]]] = {}
-        """The samples that are being graded, each with its future grade, and with the fields of its answer
-        that are written next to the grade."""
-        self._done: deque[tuple[int, int]] = deque()
+        self._answered_earlier: set[SampleKey] = set()
+        """The samples that earlier jobs have answered."""
+        self._waiting: dict[SampleKey, _UngradedAnswer] = {}
+        """The samples that are being graded."""
+        self._done: deque[SampleKey] = deque()
         """The samples whose grades have come and are not in the journal yet."""
 
     def work(self) -> None:
         """Grades earlier answers without a grade, asks the questions without an answer, and returns when all
         grades are in the journal."""
-        graded_samples = {(row["row"], row["sample"]) for row in read_journal(self._folder / GRADES_FILE)}
-        answered_samples: set[tuple[int, int]] = set()
-        ungraded: list[dict[str, Any]] = []
-        for answer in read_journal(self._folder / ANSWERS_FILE):
-            sample_key = answer["row"], answer["sample"]
-            # Of two answers to a question, the first one counts.
-            if sample_key not in answered_samples and sample_key not in graded_samples:
-                ungraded.append(answer)
-            answered_samples.add(sample_key)
-        self._answered, self._graded = len(answered_samples), len(graded_samples)
-        pipeline = self._pipeline
-        questions: list[SampleQuestion] = []
-        for index, problem in self._problems.items():
-            for sample in range(pipeline.answers.samples):
-                if (index, sample) not in answered_samples:
-                    # The seed comes from the row's content and not from its number. So the seed stays the
-                    # same if the rows are in another order.
-                    seed = derive_seed(pipeline.seed, *self._keys[index], sample, "difficulty")
-                    questions.append(SampleQuestion(index, sample, seed, problem))
+        ungraded = self._read_journals()
+        questions = self._list_open_questions()
         self._console.say(
-            f"shard {self._shard}: {self._total} answers, {len(answered_samples)} are here and"
-            f" {len(graded_samples)} graded"
+            f"shard {self._shard}: {self._total} answers, {self._answered} are here and {self._graded} graded"
         )
+        pipeline = self._pipeline
         pool = GraderPool(
             pipeline.task.grader, workers=pipeline.grader_workers, deadline=pipeline.grader_deadline
         )
@@ -164,7 +159,7 @@ class _Shard:
                 self._submit_answer(answer)
             if questions:  # without questions, no server needs to be started
                 shard = AskingShard(self._shard, self._folder, pipeline.seed)
-                with pipeline.policy.opened(pipeline.answers.params, shard) as ask:
+                with pipeline.policy.open(pipeline.answers.params, shard) as ask:
                     ask(questions, self._keep_answer)
             while self._waiting:
                 self._wait_for_one()
@@ -177,6 +172,31 @@ class _Shard:
         counts = {"answers": self._answered, "graded": self._graded, "unavailable": self._unavailable}
         write_json(self._folder / DONE_FILE, counts)
         self._write_progress(at_once=True)
+
+    def _read_journals(self) -> list[dict[str, Any]]:
+        """Counts the answers and grades of earlier jobs, and returns the answers that have no grade yet."""
+        graded_samples = {(row["row"], row["sample"]) for row in read_journal(self._folder / GRADES_FILE)}
+        ungraded: list[dict[str, Any]] = []
+        for answer in read_journal(self._folder / ANSWERS_FILE):
+            sample_key = answer["row"], answer["sample"]
+            # Of two answers to a question, the first one counts.
+            if sample_key not in self._answered_earlier and sample_key not in graded_samples:
+                ungraded.append(answer)
+            self._answered_earlier.add(sample_key)
+        self._answered, self._graded = len(self._answered_earlier), len(graded_samples)
+        return ungraded
+
+    def _list_open_questions(self) -> list[SampleQuestion]:
+        """Returns the questions that no earlier job has an answer to."""
+        questions: list[SampleQuestion] = []
+        for index, problem in self._problems.items():
+            for sample in range(self._pipeline.answers.samples):
+                if (index, sample) not in self._answered_earlier:
+                    # The seed comes from the row's content and not from its number. So the seed stays the
+                    # same if the rows are in another order.
+                    seed = derive_seed(self._pipeline.seed, *self._keys[index], sample, "difficulty")
+                    questions.append(SampleQuestion(index, sample, seed, problem))
+        return questions
 
     def _keep_answer(self, question: SampleQuestion, reply: PolicyReply | NoReply | None) -> None:
         """Writes an answer to the journal, so that a killed job doesn't lose it, and sends it to the
@@ -214,20 +234,19 @@ class _Shard:
             self._graded += 1
             return
         text = cut_at_stop(answer["text"], self._pipeline.answers.stop)  # graders don't see stop strings
-        fields_to_keep = {name: answer[name] for name in ("complete", "tokens")}
         problem = self._problems[answer["row"]]
         if answer.get("begins_in_thought"):  # the prompt opened the thought, so the text has no opening tag
             problem = replace(problem, is_thought_open=True)
         future = self._pool.submit(text, problem)
-        self._waiting[sample_key] = future, fields_to_keep
+        self._waiting[sample_key] = _UngradedAnswer(future, answer["complete"], answer["tokens"])
         future.add_done_callback(lambda _: self._done.append(sample_key))
 
     def _collect_grades(self) -> None:
         """Writes each grade that has arrived into the journal."""
         while self._done:
             row, sample = self._done.popleft()
-            future, answer = self._waiting.pop((row, sample))
-            grade = future.result()
+            answer = self._waiting.pop((row, sample))
+            grade = answer.grade.result()
             if grade.outcome == "unavailable":
                 # The answer is graded again when a job works on the shard again.
                 self._unavailable += 1
@@ -239,8 +258,8 @@ class _Shard:
                 "correct": grade.correct,
                 "outcome": grade.outcome,
                 "extracted": grade.extracted,
-                "complete": answer["complete"],
-                "tokens": answer["tokens"],
+                "complete": answer.complete,
+                "tokens": answer.tokens,
             }
             if grade.message is not None:
                 line["message"] = grade.message[:MESSAGE_CHARACTERS]
@@ -249,8 +268,8 @@ class _Shard:
 
     def _wait_for_one(self) -> None:
         """Waits for the grade that has been outstanding the longest, and writes all grades that have come."""
-        future, _ = next(iter(self._waiting.values()))
-        future.result()
+        oldest = next(iter(self._waiting.values()))
+        oldest.grade.result()
         self._collect_grades()
 
     def _write_progress(self, at_once: bool = False) -> None:

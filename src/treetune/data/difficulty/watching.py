@@ -323,7 +323,7 @@ class _Watch:
 
     def _end_if_silent(self, shard: int) -> None:
         """Ends a job whose progress.json hasn't changed for `silence` seconds."""
-        if shard not in self._jobs.running():  # it waits in the cluster's queue
+        if shard not in self._jobs.running_shards():  # it waits in the cluster's queue
             return
         try:
             file_time = self._path_of_file(shard, PROGRESS_FILE).stat().st_mtime_ns

@@ -154,7 +154,7 @@ class ExactDuplicates(Rule):
     @override
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
         """Drops the rows whose prompts are the same as that of an earlier row."""
-        first_by_words: dict[int, tuple[str, str]] = {}  # place and ground truth, by a hash of the words
+        first_by_words: dict[int, tuple[str, str]] = {}  # location and ground truth, by a hash of the words
         dropped = {}
         contradicting = 0
         for row in rows:
@@ -162,10 +162,10 @@ class ExactDuplicates(Rule):
             words = word_list(text) if self.loose else text.split()
             key = hash_number(" ".join(words), size=16)
             ground_truth = row.row[REWARD_MODEL][GROUND_TRUTH]
-            first_place, first_ground_truth = first_by_words.setdefault(key, (row.place, ground_truth))
-            if first_place == row.place:  # it is the first one itself
+            first_location, first_ground_truth = first_by_words.setdefault(key, (row.location, ground_truth))
+            if first_location == row.location:  # it is the first one itself
                 continue
-            why = f"the same as {first_place}"
+            why = f"the same as {first_location}"
             if first_ground_truth != ground_truth:
                 why += " with another ground truth"
                 contradicting += 1
@@ -234,17 +234,17 @@ class NearDuplicates(Rule):
                 if similarity > best_similarity:
                     best_number, best_similarity = number, similarity
             if best_number is not None and best_similarity >= self.similarity:
-                dropped[row.number] = f"{best_similarity:.2f} alike {kept_rows[best_number].place}"
+                dropped[row.number] = f"{best_similarity:.2f} alike {kept_rows[best_number].location}"
                 continue
             sketches_of_kept.insert(row.number, sketch)
-            kept_rows[row.number] = _KeptRow(row.place, source, hashes)
+            kept_rows[row.number] = _KeptRow(row.location, source, hashes)
         return Verdict(dropped)
 
 
 class _KeptRow(NamedTuple):
     """A row that stays, with which later rows are compared."""
 
-    place: str
+    location: str
     source: str
     hashes: np.ndarray
     """The hashes of the row's runs of words: sorted, each once."""
@@ -295,13 +295,13 @@ class TestSet:
         check_text(self.text, "text")
 
     def texts(self) -> Iterator[tuple[str, str]]:
-        """Yields each problem's place and text. Raises ValueError if a problem lacks a field of the
+        """Yields each problem's location and text. Raises ValueError if a problem lacks a field of the
         template."""
-        for place, row in self.source.rows(self.split):
+        for location, row in self.source.rows(self.split):
             try:
-                yield place, render_text(self.text, row)
+                yield location, render_text(self.text, row)
             except MissingField as error:
-                raise ValueError(f"the test set {self.name!r}, {place}: {error}") from error
+                raise ValueError(f"the test set {self.name!r}, {location}: {error}") from error
 
 
 OVERLAP_RUN = 4
@@ -362,7 +362,7 @@ class Contamination(Rule):
             match = problems.match(word_list(prompt_text(row.row)), self.overlap)
             if match is not None:
                 matches[match.test_set] += 1
-                why_by_number[row.number] = f"{match.test_set} ({match.place}): {match.common}"
+                why_by_number[row.number] = f"{match.test_set} ({match.location}): {match.common}"
         details: dict[str, Any] = {
             "test_problems": problems.counts,
             "too_short": problems.too_short,
@@ -378,7 +378,7 @@ class _Match(NamedTuple):
     """A test problem that a row is too similar to."""
 
     test_set: str
-    place: str
+    location: str
     common: str
     """The words in common, or the share of runs."""
 
@@ -387,7 +387,7 @@ class _ShortRuns(NamedTuple):
     """A test problem, and the number of its different short runs (`size`)."""
 
     test_set: str
-    place: str
+    location: str
     size: int
 
 
@@ -400,7 +400,7 @@ class _TestProblems:
         self.too_short: dict[str, int] = {}
         """Problems of each test set that are too short to be looked for."""
         self._by_long_run: dict[int, tuple[str, str]] = {}
-        """Test set and place of the first problem that has a long run, by the run's hash. A long run has
+        """Test set and location of the first problem that has a long run, by the run's hash. A long run has
         `ngram` words, or all words of a shorter problem."""
         self._lengths_of_long_runs: set[float] = set()
         """`ngram`, and the lengths of shorter problems in words. A character of a script without spaces, such
@@ -414,7 +414,7 @@ class _TestProblems:
     def _add(self, test_set: TestSet, rule: Contamination) -> None:
         """Adds the long and the short runs of a test set's problems. Raises ValueError if it has none."""
         count = too_short = 0
-        for place, text in test_set.texts():
+        for location, text in test_set.texts():
             count += 1
             words = word_list(text)
             length = min(rule.ngram, length_in_words(words))
@@ -424,7 +424,7 @@ class _TestProblems:
                 continue
             self._lengths_of_long_runs.add(length)
             for run in runs_of_words(words, length):
-                self._by_long_run.setdefault(hash_number(run, RUN_HASH), (test_set.name, place))
+                self._by_long_run.setdefault(hash_number(run, RUN_HASH), (test_set.name, location))
             short_runs = {hash_number(run, RUN_HASH) for run in runs_of_words(words, OVERLAP_RUN)}
             # A problem with fewer different short runs than `ngram` words have is too short, or repeats
             # itself, such as a table of zeros. A share of so few runs says nothing.
@@ -433,7 +433,7 @@ class _TestProblems:
                 index = len(self._short_runs)  # of the problem, in `_short_runs`
                 for run_hash in short_runs:
                     self._by_short_run[run_hash].append(index)
-                self._short_runs.append(_ShortRuns(test_set.name, place, len(short_runs)))
+                self._short_runs.append(_ShortRuns(test_set.name, location, len(short_runs)))
         if not count:
             raise ValueError(f"the test set {test_set.name!r} is empty")
         self.counts[test_set.name] = count
@@ -447,8 +447,8 @@ class _TestProblems:
             for run in runs_of_words(words, length):
                 problem = self._by_long_run.get(hash_number(run, RUN_HASH))
                 if problem is not None:
-                    test_set, place = problem
-                    return _Match(test_set, place, run)
+                    test_set, location = problem
+                    return _Match(test_set, location, run)
         if overlap is None:
             return None
         common: Counter[int] = Counter()  # runs in common with each problem
@@ -460,4 +460,4 @@ class _TestProblems:
             return None
         problem_of_best = self._short_runs[best]
         common_runs = f"{shares[best]:.0%} of its runs of {OVERLAP_RUN} words"
-        return _Match(problem_of_best.test_set, problem_of_best.place, common_runs)
+        return _Match(problem_of_best.test_set, problem_of_best.location, common_runs)

@@ -15,25 +15,25 @@ from treetune.domains.domain_rows import DomainRow
 
 
 @dataclass(frozen=True)
-class Numbered:
+class NumberedRow:
     """A row with its number."""
 
     number: int
     """The row's number among all rows that were read."""
-    place: str
+    location: str
     """The file and line that the row was read from: ``train.jsonl:17``."""
     split: str
     row: DomainRow
 
 
-class Rows(Iterable[Numbered]):
+class Rows(Iterable[NumberedRow]):
     """The rows that no earlier rule has dropped. They can be iterated over more than once."""
 
     def __len__(self) -> int:
         raise NotImplementedError
 
     @override
-    def __iter__(self) -> Iterator[Numbered]:
+    def __iter__(self) -> Iterator[NumberedRow]:
         raise NotImplementedError
 
 

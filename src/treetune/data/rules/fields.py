@@ -52,7 +52,7 @@ class KeepWhere(Rule):
             try:
                 stays = evaluate_expression(self.where, row.row)
             except MissingField as error:
-                raise ValueError(f"{row.place}: {error}") from error
+                raise ValueError(f"{row.location}: {error}") from error
             if not stays:
                 dropped[row.number] = f"not {self.where}"
         return Verdict(dropped)
@@ -241,41 +241,72 @@ class PassRates(Rule):
     @override
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
         """Drops the rows that are too hard for the strong model, or too easy for the weak one."""
-        # For each model: the column of its rates, its name, the folder or file of its rates, and the bound.
-        bounds: list[tuple[str, str, str | None, float | None]] = [
-            (LOW_PASS_RATE, "strong", self.strong, self.low),
-            (HIGH_PASS_RATE, "weak", self.weak, self.high),
-        ]
         dropped: dict[int, str] = {}  # of two reasons, the first one is kept (`setdefault`)
         values: dict[str, dict[int, float]] = {}  # rates that become columns of the rows
         missing_by_model: Counter[str] = Counter()
-        for column, model, rates_path, bound in bounds:
-            rates = None if rates_path is None else rates_by_key(_rates_file(rates_path))
+        for model in self._rated_models():
+            rates = None if model.rates_path is None else rates_by_key(_rates_file(model.rates_path))
             for row in rows:
-                rate = rates.get(row_key(row.row)) if rates is not None else row.row.get(column)
-                if rate is not None and rates_path is not None:  # the rates are not in the rows yet
-                    values.setdefault(column, {})[row.number] = rate
-                if bound is None:
+                if rates is None:
+                    rate = row.row.get(model.column)
+                else:
+                    rate = rates.get(row_key(row.row))
+                    if rate is not None:
+                        values.setdefault(model.column, {})[row.number] = rate
+                if model.bound is None:
                     continue
                 if rate is None:
-                    missing_by_model[model] += 1
-                    missing_from = f" in {rates_path}" if rates_path else f": no {column}"
-                    why = f"no rate of the {model} model{missing_from}"
-                    if self.missing == "stop":
-                        raise ValueError(
-                            f"{row.place} has {why}: estimate its difficulty, or say with missing whether"
-                            " such rows stay ('keep') or go ('drop')"
-                        )
-                    if self.missing == "drop":
-                        dropped.setdefault(row.number, why)
-                elif column == LOW_PASS_RATE and rate <= bound:
-                    dropped.setdefault(row.number, f"too hard: the strong model's rate is {rate:g}")
-                elif column == HIGH_PASS_RATE and rate >= bound:
-                    dropped.setdefault(row.number, f"too easy: the weak model's rate is {rate:g}")
+                    missing_by_model[model.name] += 1
+                    reason = self._judge_without_rate(row.location, model)
+                else:
+                    reason = model.find_fault(rate)
+                if reason is not None:
+                    dropped.setdefault(row.number, reason)
         # Only the text before the colon is counted: the text after it may differ from row to row.
         reasons = Counter(why.partition(":")[0] for why in dropped.values())
         details = {"why": dict(reasons.most_common()), "without_a_rate": dict(missing_by_model)}
         return Verdict(dropped, details, columns=values)
+
+    def _rated_models(self) -> list[_RatedModel]:
+        return [
+            _RatedModel("strong", LOW_PASS_RATE, self.strong, self.low),
+            _RatedModel("weak", HIGH_PASS_RATE, self.weak, self.high),
+        ]
+
+    def _judge_without_rate(self, place: str, model: _RatedModel) -> str | None:
+        """Returns the reason to drop a row without a rate; None if the row is kept. Raises ValueError if it
+        stops the command."""
+        missing_from = f" in {model.rates_path}" if model.rates_path else f": no {model.column}"
+        reason = f"no rate of the {model.name} model{missing_from}"
+        if self.missing == "stop":
+            raise ValueError(
+                f"{place} has {reason}: estimate its difficulty, or say with missing whether such rows stay"
+                " ('keep') or go ('drop')"
+            )
+        return reason if self.missing == "drop" else None
+
+
+@dataclass(frozen=True)
+class _RatedModel:
+    """A model whose pass rates decide whether rows are dropped."""
+
+    name: str
+    """``strong`` or ``weak``."""
+    column: str
+    """The rows' column of its rates."""
+    rates_path: str | None
+    """The folder or file of its rates; None: the rows have them in the column."""
+    bound: float | None
+    """The rate at which rows begin to be too hard or too easy; None: no row is dropped."""
+
+    def find_fault(self, rate: float) -> str | None:
+        """Returns the reason to drop a row with this rate; None if there is none."""
+        assert self.bound is not None
+        if self.name == "strong" and rate <= self.bound:
+            return f"too hard: the strong model's rate is {rate:g}"
+        if self.name == "weak" and rate >= self.bound:
+            return f"too easy: the weak model's rate is {rate:g}"
+        return None
 
 
 def _rates_file(name: str) -> Path:

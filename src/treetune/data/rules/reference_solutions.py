@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from annotated_types import Gt, MinLen
 from typing_extensions import override
 
-from treetune.data.rules.base import Numbered, Rows, Rule, RuleContext, Verdict
+from treetune.data.rules.base import NumberedRow, Rows, Rule, RuleContext, Verdict
 from treetune.data.templates import check_text, check_value, evaluate_expression, render_text
 from treetune.domains.domain_rows import problem_of, row_key
 from treetune.exceptions import MissingField
@@ -102,7 +102,7 @@ class ReferenceSolutions(Rule):
 class _RowToGrade(NamedTuple):
     """A row with a response for each of its references."""
 
-    row: Numbered
+    row: NumberedRow
     responses: list[str]
 
 
@@ -124,7 +124,7 @@ def _grade_batch(
                 response = responses[attempt]
                 key = _key_of_response(row, response, settings)
                 verdict = journal.get(key)  # of an earlier command
-                future = None if verdict else pool.submit(response, problem_of(row.row, row.place))
+                future = None if verdict else pool.submit(response, problem_of(row.row, row.location))
                 submitted.append(_Submitted(row.number, key, verdict, future))
         for number, key, verdict, future in submitted:
             if verdict is None:
@@ -163,7 +163,7 @@ def _verdict_of_grade(key: str, grade: Grade) -> dict[str, Any]:
     return {"key": key, "correct": grade.correct, "words": text}
 
 
-def _key_of_response(row: Numbered, response: str, settings: str) -> str:
+def _key_of_response(row: NumberedRow, response: str, settings: str) -> str:
     """Returns a key of all that a grade depends on."""
     text = json.dumps([row_key(row.row), repr(row.row.get("extra_info")), response, settings])
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()

@@ -195,7 +195,7 @@ class Mcp(Tool):
 class _Call:
     """A call that has been sent and has no answer yet."""
 
-    sent: float
+    sent_at: float
     """The time when it was sent."""
     changed: asyncio.Event
     """Set when its clock begins to run."""
@@ -227,7 +227,7 @@ class _Connection:
         """The estimate of how many calls the server processes at the same time."""
 
     @property
-    def waiting(self) -> int:
+    def unanswered_calls(self) -> int:
         """The number of calls without an answer."""
         return len(self._calls)
 
@@ -289,7 +289,7 @@ class _Connection:
             if call.clock_start is None and (index < self._parallel_calls or seems_to_hang):
                 # If the server hangs, this call hasn't waited for the server to process another one. Then all
                 # of its time since it was sent counts.
-                call.clock_start = call.sent if seems_to_hang else now
+                call.clock_start = call.sent_at if seems_to_hang else now
                 call.on_start()
                 call.changed.set()
 
@@ -417,7 +417,7 @@ class _ServerThread:
         # A server that processes one call at a time can't list its tools while other calls wait (`waiting` is
         # their number). Then a single overdue call is no sign that the server hangs. Only several in a row
         # are a reason to test the server.
-        is_in_doubt = not connection.waiting or connection.overdue_in_a_row >= _OVERDUE_IN_A_ROW
+        is_in_doubt = not connection.unanswered_calls or connection.overdue_in_a_row >= _OVERDUE_IN_A_ROW
         if is_in_doubt and not self._is_alive(connection):
             self._end_connection(connection, "hangs")
         return f"No result within {self._tool.call_seconds:g} s."

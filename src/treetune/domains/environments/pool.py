@@ -325,7 +325,7 @@ class Play:
         one_turn = 1
         played = self.site.call(world, one_turn, self.seconds, "step", action)
         # The time that the call waited for a busy server (`waited`) doesn't count.
-        self.seconds -= time.perf_counter() - start - played.waited
+        self.seconds -= time.perf_counter() - start - played.waited_s
         if self.seconds <= 0:
             return failed_result("timeout", "the time for the answer's turns ran out")
         return played

@@ -86,7 +86,7 @@ class Played:
     """The state after the turns, for an environment that is copied; None for any other, and after the last
     turn."""
     seconds: float = 0.0
-    waited: float = 0.0
+    waited_s: float = 0.0
     """Seconds that the call waited for a free place at a server; no deadline includes them."""
 
 
@@ -193,7 +193,7 @@ class Loaded(Servant):
     @override
     def answer(self, world: World, method: str, *arguments: Any) -> Played:
         played = world.call(math.inf, method, *arguments)
-        return replace(played, waited=call_clock().paused_s)
+        return replace(played, waited_s=call_clock().paused_s)
 
 
 class ForkedProcesses:

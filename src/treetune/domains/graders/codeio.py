@@ -168,17 +168,7 @@ class CodeIO(Grader):
         if isinstance(value, bool) or isinstance(gold, bool):
             return value is gold  # before the numbers, since True == 1 in Python
         if isinstance(value, int | float) and isinstance(gold, int | float):
-            if value == gold:
-                return True
-            if isinstance(value, int) and isinstance(gold, int):
-                return False  # two whole numbers have no tolerance
-            try:
-                number, gold_number = float(value), float(gold)
-            except OverflowError:  # an integer that is larger than all floats
-                return False
-            if math.isnan(number) or math.isnan(gold_number):
-                return math.isnan(number) and math.isnan(gold_number)
-            return math.isclose(number, gold_number, rel_tol=self.tolerance)
+            return self._are_equal_numbers(value, gold)
         if isinstance(value, Mapping) and isinstance(gold, Mapping):
             # Keys are texts in JSON, and may be numbers in a Python literal.
             items = {str(key): item for key, item in value.items()}
@@ -189,6 +179,19 @@ class CodeIO(Grader):
         if isinstance(value, list | tuple) and isinstance(gold, list | tuple):
             return len(value) == len(gold) and all(map(self.are_equal, value, gold))
         return type(value) is type(gold) and bool(value == gold)
+
+    def _are_equal_numbers(self, value: float, gold: float) -> bool:
+        if value == gold:
+            return True
+        if isinstance(value, int) and isinstance(gold, int):
+            return False  # two whole numbers have no tolerance
+        try:
+            number, gold_number = float(value), float(gold)
+        except OverflowError:  # an integer that is larger than all floats
+            return False
+        if math.isnan(number) or math.isnan(gold_number):
+            return math.isnan(number) and math.isnan(gold_number)
+        return math.isclose(number, gold_number, rel_tol=self.tolerance)
 
 
 def _read_text_as_value(value: Any) -> Any:

@@ -293,31 +293,43 @@ def _is_math_equal(answer: str, gold: str, depth: int = 0) -> bool:
         return False
     number, gold_number = _read_number(answer), _read_number(gold)
     if number is not None and gold_number is not None:
-        # A percentage equals the number without its sign: 50% (which is 0.5) equals 50, and 50 equals 50%.
-        accepted = (gold_number / 100, gold_number, gold_number * 100)
-        return any(math.isclose(number, value, rel_tol=1e-9, abs_tol=TOLERANCE) for value in accepted)
+        return _are_equal_numbers(number, gold_number)
     if _is_bracketed(answer) and _is_bracketed(gold):
         parts, gold_parts = answer[1:-1].split(","), gold[1:-1].split(",")
         if _are_math_equal(parts, gold_parts, depth + 1):
             return True  # if not, they may still be equal formulas, as (x + 1)(x - 1) and (x - 1)(x + 1)
     rows, gold_rows = _read_matrix(answer), _read_matrix(gold)
     if rows is not None and gold_rows is not None:
-        if len(rows) != len(gold_rows):
-            return False
-        return all(
-            _are_math_equal(row, gold_row, depth + 1) for row, gold_row in zip(rows, gold_rows, strict=True)
-        )
+        return _are_equal_matrices(rows, gold_rows, depth)
     if answer.count("=") == 1 and gold.count("=") == 1:
-        difference, gold_difference = _left_minus_right(answer), _left_minus_right(gold)
-        # x = 3 also equals 3 = x, whose difference has the other sign.
-        return _are_equal_formulas(difference, gold_difference) or _are_equal_formulas(
-            f"-({difference})", gold_difference
-        )
+        return _are_equal_equations(answer, gold)
     if _is_named_value(answer) and "=" not in gold:
         return _is_math_equal(answer.split("=")[1], gold, depth + 1)
     if _is_named_value(gold) and "=" not in answer:
         return _is_math_equal(answer, gold.split("=")[1], depth + 1)
     return answer == gold or _are_equal_formulas(answer, gold)
+
+
+def _are_equal_numbers(number: float, gold: float) -> bool:
+    # A percentage equals the number without its sign: 50% (which is 0.5) equals 50, and 50 equals 50%.
+    accepted = (gold / 100, gold, gold * 100)
+    return any(math.isclose(number, value, rel_tol=1e-9, abs_tol=TOLERANCE) for value in accepted)
+
+
+def _are_equal_matrices(rows: list[list[str]], gold_rows: list[list[str]], depth: int) -> bool:
+    if len(rows) != len(gold_rows):
+        return False
+    pairs = zip(rows, gold_rows, strict=True)
+    return all(_are_math_equal(row, gold_row, depth + 1) for row, gold_row in pairs)
+
+
+def _are_equal_equations(answer: str, gold: str) -> bool:
+    """Compares the differences of left and right, such as ``x-(3)``, of two equations."""
+    difference, gold_difference = _left_minus_right(answer), _left_minus_right(gold)
+    if _are_equal_formulas(difference, gold_difference):
+        return True
+    # x = 3 also equals 3 = x, whose difference has the other sign.
+    return _are_equal_formulas(f"-({difference})", gold_difference)
 
 
 def _are_math_equal(parts: list[str], gold_parts: list[str], depth: int) -> bool:

@@ -197,26 +197,47 @@ def _columns_of_answer(
     The answer's header says which column is which. If the header doesn't have the names of the gold, the
     order of the columns says it.
 
+    Example: the gold has the columns house, name and pet, of which the house is given. For an answer with the
+    columns pet, house and name, the result is ``[2, 0, 1]``: the indices of name, pet and house.
+
     Args:
         table: The table of the answer.
         gold: The table of the gold.
         given_columns: Indices of the gold's columns that the question gives.
         asked_columns: Indices of the gold's columns that the question asks for.
     """
-    if gold.header and table.header and len(set(table.header)) == len(table.header):
-        column_of = {name: column for column, name in enumerate(table.header)}
-        if len(given_columns) == 1 and UNNAMED_COLUMN in column_of:
-            # The keys of {"1": {"pet": "cat"}} are the positions.
-            name_of_positions = gold.header[given_columns[0]]
-            column_of.setdefault(name_of_positions, column_of[UNNAMED_COLUMN])
-        if all(gold.header[column] in column_of for column in asked_columns):
-            has_given = all(gold.header[column] in column_of for column in given_columns)
-            columns = (*asked_columns, *given_columns) if has_given else asked_columns
-            return [column_of[gold.header[column]] for column in columns]
+    columns = _find_columns_in_header(table, gold, given_columns, asked_columns)
+    if columns is not None:
+        return columns
     if all(len(row) == len(asked_columns) for row in table.rows):
         return list(range(len(asked_columns)))  # the rows have only the asked cells
     # The answer has the gold's columns, in the same order.
     return [*asked_columns, *given_columns]
+
+
+def _find_columns_in_header(
+    table: ParsedTable, gold: ParsedTable, given_columns: Sequence[int], asked_columns: Sequence[int]
+) -> list[int] | None:
+    """Returns the result of `_columns_of_answer` by the names in the answer's header.
+
+    Returns None if the header lacks the name of an asked column, or has a name twice, or if the gold has no
+    header.
+    """
+    if not gold.header or not table.header or len(set(table.header)) < len(table.header):
+        return None
+    column_of = {name: column for column, name in enumerate(table.header)}
+    if len(given_columns) == 1 and UNNAMED_COLUMN in column_of:
+        # The keys of {"1": {"pet": "cat"}} are the positions.
+        name_of_positions = gold.header[given_columns[0]]
+        column_of.setdefault(name_of_positions, column_of[UNNAMED_COLUMN])
+    asked_names = [gold.header[column] for column in asked_columns]
+    if not all(name in column_of for name in asked_names):
+        return None
+    columns = [column_of[name] for name in asked_names]
+    given_names = [gold.header[column] for column in given_columns]
+    if all(name in column_of for name in given_names):
+        columns += [column_of[name] for name in given_names]
+    return columns
 
 
 def read_table(text: str) -> ParsedTable | None:

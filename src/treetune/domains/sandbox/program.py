@@ -270,34 +270,11 @@ def follow_program(
     stdout_fd, stderr_fd = process.stdout.fileno(), process.stderr.fileno()
     printed = {stdout_fd: bytearray(), stderr_fd: bytearray()}
     most_bytes = limits.output_kib * 1024
-    killed_by: KilledBy | None = None
-    end_fd = os.pidfd_open(process.pid)  # readable when the process has ended
     try:
-        with selectors.DefaultSelector() as selector:
-            selector.register(end_fd, selectors.EVENT_READ)
-            for descriptor in printed:
-                os.set_blocking(descriptor, False)
-                selector.register(descriptor, selectors.EVENT_READ)
-            next_measurement = start + MEASURE_EVERY_SECONDS
-            while killed_by is None:
-                seconds_left = max(0.0, next_measurement - time.monotonic())
-                ready = [key.fd for key, _ in selector.select(seconds_left)]
-                if end_fd in ready:
-                    break
-                for descriptor in ready:
-                    is_open = _read_available(descriptor, printed[descriptor], most_bytes)
-                    if not is_open:
-                        selector.unregister(descriptor)
-                    elif len(printed[descriptor]) > most_bytes:
-                        killed_by = "output"
-                now = time.monotonic()
-                if killed_by is None and now >= next_measurement:
-                    killed_by = exceeded_limit(limits, now - start, usage())
-                    next_measurement = min(now + MEASURE_EVERY_SECONDS, start + limits.seconds)
+        killed_by = _watch_program(process.pid, printed, limits, start, usage)
     finally:
         kill()
         process.wait()
-        os.close(end_fd)
         # Every process that could write to the pipes is dead now. The pipes still hold the last part of what
         # was printed.
         for descriptor, text in printed.items():
@@ -319,6 +296,52 @@ def follow_program(
         killed_by=killed_by,
         seconds=time.monotonic() - start,
     )
+
+
+def _watch_program(
+    pid: int,
+    printed: Mapping[int, bytearray],
+    limits: ProgramLimits,
+    start: float,
+    usage: Callable[[], ResourceUsage],
+) -> KilledBy | None:
+    """Reads what a program prints, and returns as soon as it ends or exceeds a limit.
+
+    Args:
+        pid: The program's process.
+        printed: For each descriptor to read, the text so far, to which the new text is added.
+
+    Returns:
+        The limit that the program exceeds; None if it has ended.
+    """
+    most_bytes = limits.output_kib * 1024
+    end_fd = os.pidfd_open(pid)  # readable when the process has ended
+    try:
+        with selectors.DefaultSelector() as selector:
+            selector.register(end_fd, selectors.EVENT_READ)
+            for descriptor in printed:
+                os.set_blocking(descriptor, False)
+                selector.register(descriptor, selectors.EVENT_READ)
+            next_measurement = start + MEASURE_EVERY_SECONDS
+            while True:
+                seconds_left = max(0.0, next_measurement - time.monotonic())
+                ready = [key.fd for key, _ in selector.select(seconds_left)]
+                if end_fd in ready:
+                    return None
+                for descriptor in ready:
+                    is_open = _read_available(descriptor, printed[descriptor], most_bytes)
+                    if not is_open:
+                        selector.unregister(descriptor)
+                    elif len(printed[descriptor]) > most_bytes:
+                        return "output"
+                now = time.monotonic()
+                if now >= next_measurement:
+                    exceeded = exceeded_limit(limits, now - start, usage())
+                    if exceeded is not None:
+                        return exceeded
+                    next_measurement = min(now + MEASURE_EVERY_SECONDS, start + limits.seconds)
+    finally:
+        os.close(end_fd)
 
 
 def exceeded_limit(limits: ProgramLimits, seconds: float, usage: ResourceUsage) -> KilledBy | None:

@@ -43,7 +43,7 @@ from treetune.rollouts.context import RolloutContext
 from treetune.runtime.analysis import ONE_LINE_REMEDY, Analyzer, Findings
 from treetune.seeds import derive_seed
 from treetune.tasks.mixed import task_of
-from treetune.vocabulary import Trajectory, joined, token_array
+from treetune.vocabulary import Trajectory, concatenate, token_array
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -138,7 +138,7 @@ class ActionRanking(OfCheckpoints):
             all_prefixes += [(state.trajectory, prefix) for prefix in prefixes]
         truths = iter(continue_prefixes(context, all_prefixes, self.rollouts, TRUTH_PURPOSE))
         estimates = iter(continue_prefixes(context, all_prefixes, sum(self.samples), ESTIMATE_PURPOSE))
-        state_ids = [joined([answer.prompt_ids, token_array(prefix)]) for answer, prefix in all_prefixes]
+        state_ids = [concatenate([answer.prompt_ids, token_array(prefix)]) for answer, prefix in all_prefixes]
         critic_values = iter(critic(state_ids) if critic else ())
         rows: list[RankedState] = []
         for state, prefixes in chosen:

@@ -20,7 +20,7 @@ from treetune.lab.analyzers.points import OfIterations, spread_evenly
 from treetune.runtime.analysis import Analyzer, Findings
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import EPISODES, ExperimentDirectory
-from treetune.vocabulary import Episode, joined
+from treetune.vocabulary import Episode, concatenate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,7 +63,7 @@ class AdvantageDistribution(OfIterations):
         rows: list[AdvantageRow] = []
         counts = {"episodes": 0, "episodes_without_advantages": 0, "episodes_without_values": 0}
         for point in points:
-            episodes = read_episodes(session.directory.iteration(point) / self.file)
+            episodes = read_episodes(session.directory.iteration_folder(point) / self.file)
             values = self._values(session, point, episodes)
             for episode, state_values in zip(episodes, values, strict=True):
                 # If credit leaves values to the trainer's critic, the episodes have no advantages. These are
@@ -90,7 +90,7 @@ class AdvantageDistribution(OfIterations):
         with_critic = []
         complete_checkpoints = directory.checkpoints()  # an incomplete one may have a critic, too
         for point in self.stored_iterations(directory):
-            if point in complete_checkpoints and (directory.checkpoint(point) / "critic").is_dir():
+            if point in complete_checkpoints and (directory.checkpoint_folder(point) / "critic").is_dir():
                 with_critic.append(point)
         return spread_evenly(with_critic or [0], self.at_most)
 
@@ -107,7 +107,7 @@ class AdvantageDistribution(OfIterations):
             return stored_values
         # The values must be computed with the critic. Checkpoint 0 isn't written: the critic at the start is
         # made anew from the start model and the seed.
-        if point and not (session.directory.checkpoint(point) / "critic").is_dir():
+        if point and not (session.directory.checkpoint_folder(point) / "critic").is_dir():
             return stored_values
         from treetune.lab.analyzers.stored import critic_at, state_values
         from treetune.trainer.tokens import EpisodesOfCritic
@@ -115,7 +115,7 @@ class AdvantageDistribution(OfIterations):
         states = []
         for episode in EpisodesOfCritic(episodes):  # with the critic's prompt, where it has its own
             for start in (0, *episode.step_ends[:-1]):
-                states.append(joined([episode.prompt_ids, episode.response_ids[:start]]))
+                states.append(concatenate([episode.prompt_ids, episode.response_ids[:start]]))
         values = iter(state_values(critic_at(session, point), session.ranks.device, states))
         return [tuple(itertools.islice(values, len(episode.step_ends))) for episode in episodes]
 

@@ -51,7 +51,7 @@ def run_analyzers(config: Runtime, plain: PlainSettings) -> int:
             # The numbers of finished iterations whose weights are analysed.
             points = analyzer.points(config, directory)
             if _is_done(directory, analyzer, settings, points):
-                print(f"{directory.analysis(analyzer.label)} is done")
+                print(f"{directory.analysis_folder(analyzer.label)} is done")
             else:
                 pending.append((analyzer, settings, points))
     if pending:
@@ -98,7 +98,7 @@ def _is_done(
 ) -> bool:
     if not directory.is_analysed(analyzer.label):
         return False
-    result = read_result(directory.analysis(analyzer.label))
+    result = read_result(directory.analysis_folder(analyzer.label))
     return (result["settings"], result["points"]) == (settings, points)
 
 
@@ -109,7 +109,7 @@ def _analyse(resources: RunResources, analyzer: Analyzer, settings: PlainSetting
     """
     session = resources.session
     began = time.monotonic()
-    folder = session.directory.analysis(analyzer.label)
+    folder = session.directory.analysis_folder(analyzer.label)
     unfinished = folder.with_name(f".{folder.name}.unfinished")
     unfinished.mkdir(parents=True, exist_ok=True)
     findings = analyzer.analyse(resources, points, unfinished / JOURNAL_NAME)
@@ -162,7 +162,7 @@ def compare_analyses(name: str, experiments: Sequence[str], output: Path) -> Pat
         )
 
     [analyzer_name] = analyzer_names
-    analyzer_class: Any = Analyzer.registered()[analyzer_name]  # its type is `type`, which has no `draw`
+    analyzer_class: Any = Analyzer.parts_by_name()[analyzer_name]  # its type is `type`, which has no `draw`
     output.parent.mkdir(parents=True, exist_ok=True)
     save_figure(analyzer_class.draw(result_by_label), output.parent, output.name)
     write_json(output.with_name(f"{output.name}.json"), result_by_label)
@@ -172,7 +172,7 @@ def compare_analyses(name: str, experiments: Sequence[str], output: Path) -> Pat
 def _folder_of_analysis(experiment: Path, name: str) -> Path:
     """Returns the folder of an experiment's analysis. Raises ValueError if the analysis has no result."""
     directory = ExperimentDirectory(experiment)
-    folder = directory.analysis(name)
+    folder = directory.analysis_folder(name)
     if directory.is_analysed(name):
         return folder
     raise ValueError(
@@ -183,8 +183,8 @@ def _folder_of_analysis(experiment: Path, name: str) -> Path:
 
 def _read_result(folder: Path) -> dict[str, Any]:
     result = read_result(folder)
-    if result["analyzer"] not in Analyzer.registered():
-        registered = ", ".join(sorted(Analyzer.registered()))
+    if result["analyzer"] not in Analyzer.parts_by_name():
+        registered = ", ".join(sorted(Analyzer.parts_by_name()))
         raise ValueError(
             f"{folder} is by the analyzer {result['analyzer']!r}, which is not registered: {registered}"
         )

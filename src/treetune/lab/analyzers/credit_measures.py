@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -70,6 +70,21 @@ class CreditOfMethod:
     tokens: int = 0
 
 
+class _ComparedStep(NamedTuple):
+    """A step's value and advantage by a method, compared with the true ones."""
+
+    problem: Hashable
+    value_error: float
+    """The value minus the true value; NaN for a step without a value."""
+    noise_of_truth: float
+    """The variance of the true value's own error."""
+    advantage: float
+    """The mean over the step's tokens."""
+    true_advantage: float
+    right_sign: float
+    """Whether the advantage of a decisive step has the sign of the true one, as 1 or 0; NaN for others."""
+
+
 def measure_method(truths: Sequence[Truth], credited: CreditOfMethod, seed: int) -> dict[str, Any]:
     """Returns a method's errors, with 95 % intervals over problems.
 
@@ -83,35 +98,16 @@ def measure_method(truths: Sequence[Truth], credited: CreditOfMethod, seed: int)
 
     The advantage of a step is the mean over its tokens. A token that isn't trained has the advantage 0.
     """
-    value_errors: list[float] = []  # NaN for a step without a value
-    noise_of_truths: list[float] = []  # the variance of the true value before each step
-    right_signs: list[float] = []  # 1 or 0 for a decisive step, NaN for others
-    advantages: list[float] = []  # the mean over each step's tokens
-    all_true_advantages: list[float] = []
-    problems: list[Hashable] = []
+    steps: list[_ComparedStep] = []
     for truth, episode in zip(truths, credited.episodes, strict=True):
-        assert episode.advantages is not None, "a method that gives advantages before training"
-        true_advantages = truth.advantages
-        decisive = max(range(len(true_advantages)), key=lambda step: abs(true_advantages[step]))
-        starts = (0, *truth.step_ends[:-1])
-        # A method may cut answers into other steps than those of `truth`.
-        value_by_start = dict(zip((0, *episode.step_ends[:-1]), episode.step_values or ()))
-        for step, (start, end) in enumerate(zip(starts, truth.step_ends, strict=True)):
-            problems.append(truth.problem)
-            value_errors.append(value_by_start.get(start, math.nan) - truth.values[step])
-            noise_of_truths.append(truth.noise[step] if truth.noise else 0.0)
-            trained_advantages = episode.advantages[start:end] * episode.trained[start:end]
-            advantage = float(trained_advantages.mean())
-            advantages.append(advantage)
-            all_true_advantages.append(true_advantages[step])
-            if step == decisive and abs(true_advantages[step]) >= LEAST_COMPARED_ADVANTAGE:
-                right_signs.append(float(np.sign(advantage) == np.sign(true_advantages[step])))
-            else:
-                right_signs.append(math.nan)
-    bootstrap = Bootstrap(problems, seed)
+        steps += _compare_steps(truth, episode)
+    bootstrap = Bootstrap([step.problem for step in steps], seed)
+    value_errors = [step.value_error for step in steps]
+    noise_of_truths = np.array([step.noise_of_truth for step in steps])
     # A function of the indices of some steps, which leaves out steps without a value (NaN).
-    compute_mean_square = mean_of(np.square(value_errors) - np.array(noise_of_truths))
-    advantages_S, true_advantages_S = np.array(advantages), np.array(all_true_advantages)
+    compute_mean_square = mean_of(np.square(value_errors) - noise_of_truths)
+    advantages_S = np.array([step.advantage for step in steps])
+    true_advantages_S = np.array([step.true_advantage for step in steps])
     return {
         "value_bias": bootstrap(mean_of(value_errors)),
         # The order of the arguments matters: max(NaN, 0.0) is NaN, and so is the error of a method without
@@ -120,7 +116,31 @@ def measure_method(truths: Sequence[Truth], credited: CreditOfMethod, seed: int)
         "advantage_correlation": bootstrap(
             lambda rows: correlation(advantages_S[rows], true_advantages_S[rows])
         ),
-        "decisive_signs": bootstrap(mean_of(right_signs)),
+        "decisive_signs": bootstrap(mean_of([step.right_sign for step in steps])),
         "answers": len(truths),
         "tokens_per_answer": credited.tokens / len(truths),
     }
+
+
+def _compare_steps(truth: Truth, episode: Episode) -> Iterator[_ComparedStep]:
+    """Yields the comparison of each step of an answer."""
+    assert episode.advantages is not None, "a method that gives advantages before training"
+    true_advantages = truth.advantages
+    decisive = max(range(len(true_advantages)), key=lambda step: abs(true_advantages[step]))
+    starts = (0, *truth.step_ends[:-1])
+    # A method may cut answers into other steps than those of `truth`.
+    value_by_start = dict(zip((0, *episode.step_ends[:-1]), episode.step_values or ()))
+    for step, (start, end) in enumerate(zip(starts, truth.step_ends, strict=True)):
+        trained_advantages = episode.advantages[start:end] * episode.trained[start:end]
+        advantage, true_advantage = float(trained_advantages.mean()), true_advantages[step]
+        right_sign = math.nan
+        if step == decisive and abs(true_advantage) >= LEAST_COMPARED_ADVANTAGE:
+            right_sign = float(np.sign(advantage) == np.sign(true_advantage))
+        yield _ComparedStep(
+            problem=truth.problem,
+            value_error=value_by_start.get(start, math.nan) - truth.values[step],
+            noise_of_truth=truth.noise[step] if truth.noise else 0.0,
+            advantage=advantage,
+            true_advantage=true_advantage,
+            right_sign=right_sign,
+        )

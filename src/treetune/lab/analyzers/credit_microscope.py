@@ -154,7 +154,7 @@ class CreditMicroscope(OfIterations):
         with_answers = directory.iterations_with(TRAJECTORIES)
         iterations = []
         for point in super().stored_iterations(directory):  # the number of an iteration, from 0
-            has_weights = point == 0 or (directory.checkpoint(point) / "policy").is_dir()
+            has_weights = point == 0 or (directory.checkpoint_folder(point) / "policy").is_dir()
             if point in with_answers and (has_weights or not self.needs_engine):
                 iterations.append(point)
         if not iterations:
@@ -177,7 +177,7 @@ class CreditMicroscope(OfIterations):
         from treetune.rollouts.storage import read_episodes, read_trajectories
 
         session = resources.session
-        folder = session.directory.iteration(point)
+        folder = session.directory.iteration_folder(point)
         stored = read_trajectories(folder / TRAJECTORIES)
         graded = [answer for answer in stored if answer.grade.is_known]
         answers = self._choose_groups(graded, point)

@@ -66,7 +66,7 @@ class WeightDistance(OfCheckpoints):
         for point in points:
             weights: Mapping[str, Tensor] = start
             if point:  # the start weights (0) are in no checkpoint
-                folder = session.directory.checkpoint(point) / "policy"
+                folder = session.directory.checkpoint_folder(point) / "policy"
                 weights, _ = read_policy(folder, trust_remote_code=trust_remote_code)
             numbers[str(point)] = measure_distances(weights, start)
         return Findings({"by_checkpoint": numbers})

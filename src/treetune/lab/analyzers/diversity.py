@@ -62,7 +62,8 @@ class Diversity(OfIterations):
         rows: list[dict[str, Any]] = []
         for point in points:
             groups: dict[str, list[Trajectory]] = {}
-            for trajectory in read_trajectories(resources.session.directory.iteration(point) / self.file):
+            folder = resources.session.directory.iteration_folder(point)
+            for trajectory in read_trajectories(folder / self.file):
                 groups.setdefault(trajectory.problem.id, []).append(trajectory)
             for problem, answers in groups.items():
                 ids = [tuple(answer.response_ids.tolist()) for answer in answers]

@@ -119,22 +119,22 @@ def _list_comparisons(
 
     Each comes with the phase that wrote it, and the function that compares two such files or folders.
     """
-    folder = run.iteration(number)
+    folder = run.iteration_folder(number)
     finished = number + 1  # checkpoints and evaluations are counted by finished iterations
     yield "sampling", folder / TRAJECTORIES, _compare_tables
-    yield "sampling", run.journals(number), partial(_compare_journals, phase="rollout")
+    yield "sampling", run.journal_folder(number), partial(_compare_journals, phase="rollout")
     yield "credit", folder / EPISODES, _compare_tables
-    yield "credit", run.journals(number), partial(_compare_journals, phase="credit")
+    yield "credit", run.journal_folder(number), partial(_compare_journals, phase="credit")
     yield "training (metrics)", folder / ITERATION_METRICS, _compare_numbers
     for name, phase in PHASE_BY_FOLDER.items():
-        folder_of_checkpoint = run.checkpoint(finished) / name
+        folder_of_checkpoint = run.checkpoint_folder(finished) / name
         for path in _files_to_compare(folder_of_checkpoint):
             yield phase, path, _compare_tensors if path.suffix == ".safetensors" else _compare_bytes
         yield phase, folder_of_checkpoint, _compare_checksums_of_folders
     # Each evaluation set has a folder with a summary, which has a digest of the set's answers.
     for evaluated_after, label in run.evaluations():
         if evaluated_after == finished:
-            yield "evaluation", run.evaluation(finished, label) / SUMMARY, _compare_numbers
+            yield "evaluation", run.evaluation_folder(finished, label) / SUMMARY, _compare_numbers
 
 
 def _files_to_compare(folder: Path) -> list[Path]:

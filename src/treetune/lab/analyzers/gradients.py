@@ -146,7 +146,6 @@ def problem_gradients(
         An array of shape [credits, problems, `SKETCH_SIZE`], with problems in the order of their first
         answers. A row of `SKETCH_SIZE` numbers is the projection of a gradient, its sketch.
     """
-    import numpy as np
     import torch
 
     settings = replace(
@@ -167,28 +166,44 @@ def problem_gradients(
 
     sketches_CPS = torch.zeros(len(credits), len(units_by_problem), SKETCH_SIZE)
     for problem_index, units in enumerate(units_by_problem.values()):
-        # One file for each credit, so that another credit can be added to those that are stored.
-        file_of_credit: dict[int, Path] = {}
+        files: list[Path | None] = [None] * len(losses)
         if store is not None:
-            for credit_index, loss in enumerate(losses):
-                file_of_credit[credit_index] = store / f"{_hash_of_inputs(loss, units, point, seed)}.npy"
-        missing_credits = []
-        for credit_index in range(len(credits)):
-            file = file_of_credit.get(credit_index)
-            if file is not None and file.is_file():
-                sketches_CPS[credit_index, problem_index] = torch.from_numpy(np.load(file))
-            else:
-                missing_credits.append(credit_index)
-        if missing_credits:
-            sketches_CPS[missing_credits, problem_index] = _project_gradients(
-                losses, missing_credits, units, projection
-            )
-        for credit_index in missing_credits:
-            if store is not None:
-                with write_atomically(file_of_credit[credit_index], "wb") as out:
-                    np.save(out, sketches_CPS[credit_index, problem_index].numpy())
+            # One file for each credit, so that another credit can be added to those that are stored.
+            files = [store / f"{_hash_of_inputs(loss, units, point, seed)}.npy" for loss in losses]
+        sketches_CPS[:, problem_index] = _sketch_problem(losses, units, projection, files)
         show(problem_index + 1, len(units_by_problem))
     return sketches_CPS.numpy()
+
+
+def _sketch_problem(
+    losses: Sequence[Loss], units: Sequence[Unit], projection: Projection, files: Sequence[Path | None]
+) -> Tensor:
+    """Returns a problem's projected gradient with each credit, [credits, `SKETCH_SIZE`].
+
+    Args:
+        losses: The loss with each credit.
+        units: The problem's answers.
+        projection: The projection of all gradients.
+        files: A file for each credit. It is read if it is there, and else written. None: no file.
+    """
+    import numpy as np
+    import torch
+
+    sketches_CS = torch.zeros(len(losses), SKETCH_SIZE)
+    missing_credits = []
+    for credit_index, file in enumerate(files):
+        if file is not None and file.is_file():
+            sketches_CS[credit_index] = torch.from_numpy(np.load(file))
+        else:
+            missing_credits.append(credit_index)
+    if missing_credits:
+        sketches_CS[missing_credits] = _project_gradients(losses, missing_credits, units, projection)
+    for credit_index in missing_credits:
+        new_file = files[credit_index]
+        if new_file is not None:
+            with write_atomically(new_file, "wb") as out:
+                np.save(out, sketches_CS[credit_index].numpy())
+    return sketches_CS
 
 
 @dataclass(frozen=True)

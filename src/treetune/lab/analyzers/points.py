@@ -192,8 +192,8 @@ def require_critic(config: PolicyIteration, directory: ExperimentDirectory, poin
             f"{directory.path} trains no critic: experiments with the credit 'gae', or the values 'critic' or"
             " 'control_variate', do"
         )
-    if point and not (directory.checkpoint(point) / "critic").is_dir():
+    if point and not (directory.checkpoint_folder(point) / "critic").is_dir():
         raise ValueError(
-            f"the checkpoint {directory.checkpoint(point)} holds no critic (critic/ is missing): it was"
-            " written before checkpoints kept it. Train again, or choose other checkpoints"
+            f"the checkpoint {directory.checkpoint_folder(point)} holds no critic (critic/ is missing): it"
+            " was written before checkpoints kept it. Train again, or choose other checkpoints"
         )

@@ -258,7 +258,7 @@ def replay(
     if changed_config is not None:
         # Each change has its own folder, in which a later replay of the same change finds the samples.
         label += f"-{config_hash({key: repr(getattr(changed_config, key)) for key in REPLACEABLE_KEYS})[:8]}"
-    folder = directory.analysis(label)
+    folder = directory.analysis_folder(label)
     work = folder.with_name(f".{folder.name}.unfinished")
     needs_engine = changed_config is not None and changed_config.credit.needs_engine and assigns_credit
     steps: dict[str, ReplayedStep] = {}
@@ -287,18 +287,18 @@ def _have_same_episodes(first: PolicyIteration, second: PolicyIteration) -> bool
 
 def _require_files(directory: ExperimentDirectory, point: int) -> None:
     """Raises ValueError where the files that a replay of iteration `point` (from 0) needs are missing."""
-    folder = directory.iteration(point)
+    folder = directory.iteration_folder(point)
     for name in (TRAJECTORIES, EPISODES):
         if not (folder / name).is_file():
             raise ValueError(
                 f"{folder / name} is missing: a replay needs an iteration (counted from 1) that sampled and"
                 " trained"
             )
-    if point and not (directory.checkpoint(point) / "policy").is_dir():
+    if point and not (directory.checkpoint_folder(point) / "policy").is_dir():
         iterations = ", ".join(str(number + 1) for number in [0, *directory.checkpoints()])
         raise ValueError(
-            f"{directory.checkpoint(point)} is missing, whose weights sampled the iteration. These iterations"
-            f" can be replayed: {iterations}. checkpoints: {{keep_every: 1}} keeps all"
+            f"{directory.checkpoint_folder(point)} is missing, whose weights sampled the iteration. These"
+            f" iterations can be replayed: {iterations}. checkpoints: {{keep_every: 1}} keeps all"
         )
 
 
@@ -310,7 +310,7 @@ def _state_before(session: Session, point: int, rebuilt_folder: Path | None) -> 
     function together.
     """
     directory, config = session.directory, session.config
-    stored = directory.checkpoint(point) / "trainer"
+    stored = directory.checkpoint_folder(point) / "trainer"
     # The run itself began this iteration with a new optimiser.
     if not point or config.restart == "every_iteration":
         return None
@@ -330,7 +330,7 @@ def _state_before(session: Session, point: int, rebuilt_folder: Path | None) -> 
         )
     trainer = make_trainer(session)
     for earlier_point in range(point):
-        path = directory.iteration(earlier_point) / EPISODES
+        path = directory.iteration_folder(earlier_point) / EPISODES
         if not path.is_file():
             raise ValueError(f"{path} is missing, which --exact needs: replay without it")
         episodes = read_episodes(path)
@@ -357,7 +357,7 @@ def _replay_step(
     folder of an earlier replay with the same settings, whose samples are used again if it exists.
     """
     session, run_config = resources.session, resources.session.config
-    folder = session.directory.iteration(point)
+    folder = session.directory.iteration_folder(point)
     metrics: Metrics = {}
     tokens = 0
     if _have_same_episodes(run_config, config):  # credit, selection and shaping are the run's
@@ -409,7 +409,7 @@ def assign_credit_again(
     if engine is not None:
         resources.server.load_checkpoint(sampling_version(run_config, point))
     tokens_before = 0 if engine is None else engine.tokens
-    stored = sorted(session.directory.journals(point).glob("*.jsonl"))
+    stored = sorted(session.directory.journal_folder(point).glob("*.jsonl"))
     with resources.phase(f"iteration {point + 1}: {phase_name}", "continuations") as show:
         # The rollout and seed are the run's own (`run_config`), so that continuations have the run's seeds.
         context = resources.context(
@@ -476,7 +476,7 @@ def _train_and_compare(
     change = torch.cat([(weights_after[name] - weights_before[name]).flatten().float() for name in names])
 
     # Compare the result with the run's.
-    next_policy = session.directory.checkpoint(point + 1) / "policy"
+    next_policy = session.directory.checkpoint_folder(point + 1) / "policy"
     # A new optimiser in place of a deleted state takes another step than the run did.
     has_runs_state = not point or restarts or state is not None
     is_same, different_tensor = None, None
@@ -487,7 +487,7 @@ def _train_and_compare(
         different_tensor = first_different_tensor(stored_weights, weights_after, float(change.norm()))
         is_same = different_tensor is None
     trainer.policy.close()
-    unlike = _unlike_record(session.directory.iteration(point) / ITERATION_METRICS, metrics)
+    unlike = _unlike_record(session.directory.iteration_folder(point) / ITERATION_METRICS, metrics)
     return ReplayedStep(episodes, gradient, change, metrics, is_same, different_tensor, unlike, tokens)
 
 

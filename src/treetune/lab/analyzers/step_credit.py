@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 NORMAL_QUANTILE = 1.959963984540054
 """The 97.5 % quantile of the standard normal distribution: half the width of a 95 % interval in units of the
@@ -74,42 +74,59 @@ def make_step_credit(
     It is computed as if the errors of these two values were independent. It is too wide where both are
     estimated from the same continuations.
     """
-    starts = (0, *step_ends[:-1])
-    value_by_start: dict[int, tuple[float, float | None]] = {}  # with its standard error
+    estimates: dict[int, _Estimate] = {}
     if values is not None:
-        errors_or_none = errors if errors is not None else [None] * len(values)
-        for start, value, error in zip((0, *credit_ends[:-1]), values, errors_or_none, strict=True):
-            if error is None or math.isfinite(error):
-                value_by_start[start] = value, error
+        estimates = _estimates_by_position(credit_ends, values, errors)
     # A value is a mean reward: rewards are from 0 to 1, unless the answer's own is outside of that.
     least, most = min(0.0, reward), max(1.0, reward)
-    shown_values, shown_advantages = list[Shown | None](), list[Shown]()
-    for start, end in zip(starts, step_ends, strict=True):
-        shown_value = None
-        if start in value_by_start:
-            shown_value = Shown.of(*value_by_start[start], least, most)
+    shown_values: list[Shown | None] = []
+    shown_advantages: list[Shown] = []
+    for start, end in zip((0, *step_ends[:-1]), step_ends, strict=True):
+        estimate = estimates.get(start)
+        shown_value = None if estimate is None else Shown.of(estimate.value, estimate.error, least, most)
+        shown_values.append(shown_value)
         of_tokens = advantages[start:end]
         mean = math.fsum(of_tokens) / len(of_tokens) if len(of_tokens) else 0.0
-        shown_values.append(shown_value)
-        shown_advantages.append(Shown.of(mean, _error_of_difference(value_by_start, start, end)))
+        shown_advantages.append(Shown.of(mean, _error_of_difference(estimates, start, end)))
     return StepCredit(tuple(shown_values), tuple(shown_advantages))
 
 
-def _error_of_difference(
-    value_by_start: dict[int, tuple[float, float | None]], start: int, end: int
-) -> float | None:
+class _Estimate(NamedTuple):
+    """The value of a state, with its standard error; None if the error is unknown."""
+
+    value: float
+    error: float | None
+
+
+def _estimates_by_position(
+    credit_ends: Sequence[int], values: Sequence[float], errors: Sequence[float] | None
+) -> dict[int, _Estimate]:
+    """Returns the values that are shown, by the positions of their states in the answer.
+
+    Example: for ``credit_ends=[3, 7], values=[0.5, 1.0], errors=[0.1, nan]`` it is ``{0: _Estimate(0.5,
+    0.1)}``.
+    """
+    estimates = {}
+    errors_or_none = errors if errors is not None else [None] * len(values)
+    for start, value, error in zip((0, *credit_ends[:-1]), values, errors_or_none, strict=True):
+        if error is None or math.isfinite(error):
+            estimates[start] = _Estimate(value, error)
+    return estimates
+
+
+def _error_of_difference(estimates: Mapping[int, _Estimate], start: int, end: int) -> float | None:
     """Returns the standard error of the difference of the values after and before a step.
 
     Returns None where an error is unknown, and where a value inside of the step cuts the step into two.
     """
-    positions_before = [position for position in value_by_start if position <= start]
-    if not positions_before or any(start < position < end for position in value_by_start):
+    positions_before = [position for position in estimates if position <= start]
+    if not positions_before or any(start < position < end for position in estimates):
         return None
-    _, error_before = value_by_start[max(positions_before)]
+    error_before = estimates[max(positions_before)].error
     error_after: float | None = 0.0  # after the last step comes the reward, which is exact
-    positions_after = [position for position in value_by_start if position >= end]
+    positions_after = [position for position in estimates if position >= end]
     if positions_after:
-        _, error_after = value_by_start[min(positions_after)]
+        error_after = estimates[min(positions_after)].error
     if error_before is None or error_after is None:
         return None
     return math.hypot(error_before, error_after)

@@ -35,7 +35,7 @@ from treetune.trainer.scoring import PolicyScores, Scorer
 from treetune.trainer.teacher import TeacherModel
 from treetune.trainer.tokens import Sequences
 from treetune.tree import answers_of
-from treetune.vocabulary import Column, Episode, TokenIds, Trajectory, joined
+from treetune.vocabulary import Column, Episode, TokenIds, Trajectory, concatenate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -45,7 +45,8 @@ def policy_at(session: Session, point: int) -> PreTrainedModel:
     """Returns the policy after `point` iterations, for scoring."""
     model = session.model.load()
     if point:  # after 0 iterations it has the start weights, which it was loaded with
-        _copy_weights(model, session.directory.checkpoint(point) / "policy", _trusts_remote_code(session))
+        folder = session.directory.checkpoint_folder(point)
+        _copy_weights(model, folder / "policy", _trusts_remote_code(session))
     return model.eval()
 
 
@@ -60,7 +61,8 @@ def critic_at(session: Session, point: int) -> CriticModule:
     critic = CriticModule(session.model.load(), seed, outputs=loss.outputs, values_of=loss.values)
     critic.head.to(session.ranks.device)  # the rest of the model was loaded there
     if point:
-        _copy_weights(critic, session.directory.checkpoint(point) / "critic", _trusts_remote_code(session))
+        folder = session.directory.checkpoint_folder(point)
+        _copy_weights(critic, folder / "critic", _trusts_remote_code(session))
     return critic.eval()
 
 
@@ -145,7 +147,9 @@ def distributions_at(session: Session, point: int) -> Distributions:
         # `terms` computes further numbers of each position from its logits: here only Σ π².
         policy = PolicyModule(model, terms=lambda logits_CV, _: (logits_CV.softmax(-1).square().sum(-1),))
         for row in rows:
-            ids_T = torch.from_numpy(joined([row.prompt_ids, row.response_ids]).astype("int64")).to(device)
+            ids_T = torch.from_numpy(concatenate([row.prompt_ids, row.response_ids]).astype("int64")).to(
+                device
+            )
             # A position predicts the token after it. So the position of the last prompt token predicts the
             # first token of the response.
             positions_N = torch.arange(len(row.prompt_ids) - 1, len(ids_T) - 1, device=device)
@@ -183,7 +187,7 @@ def answers_at(
     iterations.
     """
     session = resources.session
-    stored = session.directory.iteration(point) / TRAJECTORIES
+    stored = session.directory.iteration_folder(point) / TRAJECTORIES
     stored_problems = session.config.problems_per_iteration  # None: all training problems
     if stored.is_file() and (stored_problems is None or stored_problems >= enough):
         trajectories = read_trajectories(stored)

@@ -24,7 +24,7 @@ from treetune.rollouts.context import RolloutContext
 from treetune.runtime.base import PolicyIteration
 from treetune.seeds import derive_seed, derived_random
 from treetune.tasks.mixed import task_of
-from treetune.vocabulary import Problem, Segment, TokenIds, Trajectory, joined, token_array
+from treetune.vocabulary import Problem, Segment, TokenIds, Trajectory, concatenate, token_array
 
 if TYPE_CHECKING:
     import numpy as np
@@ -182,7 +182,7 @@ def weights_digest(session: Session, point: int) -> bytes:
 
 def whole_ids(state: StateIds) -> TokenIds:
     """Returns the tokens of the prompt and of the answer so far."""
-    return joined([state.prompt_ids, state.begun_ids])
+    return concatenate([state.prompt_ids, state.begun_ids])
 
 
 TRUTH_PURPOSE, ESTIMATE_PURPOSE = "analysis: truth", "analysis: estimate"
@@ -217,7 +217,7 @@ class ChosenState:
     @property
     def token_ids(self) -> TokenIds:
         """All tokens of the state: those of the prompt, and the answer's tokens that belong to the state."""
-        return joined([self.trajectory.prompt_ids, self.trajectory.response_ids[: self.start]])
+        return concatenate([self.trajectory.prompt_ids, self.trajectory.response_ids[: self.start]])
 
 
 def choose_states(
@@ -282,7 +282,7 @@ def continue_states(
         problem_states.append(ProblemStates(state.problem, state.prompt_ids, [path], [end_of_path]))
     plan = ContinuationPlan(FixedBudget(samples), context.settings.sampling, purpose)
     estimates_by_problem, all_estimates = estimate_states(context, problem_states, StepBoundaries(), plan)
-    ungraded = sum(estimate.earned.count(None) for estimate in all_estimates)
+    ungraded = sum(estimate.all_rewards.count(None) for estimate in all_estimates)
     if ungraded:
         raise NothingGraded(
             f"{ungraded} continuations could not be graded, and the analysis needs all of them: run it again"
@@ -453,7 +453,7 @@ class _StateBatch:
         self.uniform = np.stack(uniform)
         # The reward of each sample of each state so far: the sum of the rewards of its paths that have ended,
         # each times the path's weight.
-        self.earned = np.zeros((len(states), samples))
+        self.rewards = np.zeros((len(states), samples))
         self.paths = []
         for number in range(len(states)):
             for sample in range(samples):
@@ -489,7 +489,7 @@ class _StateBatch:
                 # The batch now has a row for each path that goes on, in this order.
                 for row, path in enumerate(self.paths):
                     path.row = row
-        return [mean_and_noise(rewards_of_state.tolist()) for rewards_of_state in self.earned]
+        return [mean_and_noise(rewards_of_state.tolist()) for rewards_of_state in self.rewards]
 
     def _extend_paths(self, probabilities_BV: np.ndarray) -> Iterator[_Path]:
         """Yields each path with one more token. In the names of arrays, W stands for the paths to extend.
@@ -548,7 +548,7 @@ class _StateBatch:
         # The reward, if no later token can change it. Without a task that knows its decisions, this is
         # unknown until the path has ended.
         task = self._task_with_decisions(path.state)
-        reward = None if task is None else task.decided(problem, path.text)
+        reward = None if task is None else task.decided_reward(problem, path.text)
         ended = bool(path.ids) and path.ids[-1] in self.context.codec.end_ids
         if reward is None and not ended and len(path.ids) < self.budgets[path.state]:
             return False
@@ -560,5 +560,5 @@ class _StateBatch:
         if reward is None:
             text = self._decode_answer(path.state, path.ids)
             reward = self.context.grader.submit(text, problem).result().reward
-        self.earned[path.state, path.sample] += path.weight * reward
+        self.rewards[path.state, path.sample] += path.weight * reward
         return True

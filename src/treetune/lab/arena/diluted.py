@@ -3,8 +3,8 @@
 A decisive step has a choice that changes the chance of success; a routine step has none. There are three ways
 to make the share smaller, which are not equivalent:
 
-* `diluted` with more steps adds routine steps, so that answers become longer;
-* `diluted` of a language with fewer choices, at the same number of steps, replaces decisive steps by routine
+* `dilute` with more steps adds routine steps, so that answers become longer;
+* `dilute` of a language with fewer choices, at the same number of steps, replaces decisive steps by routine
   ones;
 * `by_luck` with fewer choices does so too, but the environment's luck decides most of the outcome.
 """
@@ -18,7 +18,7 @@ import numpy as np
 from treetune.lab.arena.languages import Language, make_language
 
 
-def diluted(language: Language, steps: int, wordings: int = 2, tokens: int = 1) -> Language:
+def dilute(language: Language, steps: int, wordings: int = 2, tokens: int = 1) -> Language:
     """Returns a language with routine steps between the choices of another language.
 
     A language is a toy task whose answer is a Markov chain. A status is the chain's state, and wordings are
@@ -26,7 +26,7 @@ def diluted(language: Language, steps: int, wordings: int = 2, tokens: int = 1) 
 
     Example: the choices of "majority of 3" in an answer of six steps, of which every second is routine::
 
-        diluted(majority(3), steps=6)
+        dilute(majority(3), steps=6)
 
     Args:
         language: A language whose steps have one token each.

@@ -87,18 +87,9 @@ def measure_gain(
     # the target is a mixture of RLOO's and the true gradients, which are both unbiased: the mixture whose
     # noise correlates most with the credit's.
     target_ND = true_ND if unbiased else _mix_like(reference_ND, true_ND, credit_ND)
-    reference, target, credit = map(_split_mean, (reference_ND, target_ND, credit_ND))
-    columns: list[NDArray[np.float64]] = []  # two for each pair, in the order that `_gain_and_bias` reads
-    for first, second in ((reference, reference), (target, target), (target, credit), (credit, credit)):
-        columns += _covariance_and_product(first, second)
-    columns_NM = np.stack(columns, 1)
-    (value,), (bias,) = _gain_and_bias(columns_NM.mean(0)[:, None], unbiased).tolist()
-    # A resample is given by how often it contains each problem.
-    generator = np.random.default_rng(derive_seed(seed, "bootstrap"))
-    counts_RN = generator.multinomial(problems, np.full(problems, 1 / problems), size=NUMBER_OF_RESAMPLES)
-    # A resample whose gain is not defined (NaN) counts as a gain of 0.
-    gains_R = np.nan_to_num(_gain_and_bias((counts_RN @ columns_NM).T / problems, unbiased)[0])
-    low, high = (float(np.percentile(gains_R, percent)) for percent in (2.5, 97.5))
+    moments_NM = _measure_pairs(reference_ND, target_ND, credit_ND)
+    (value,), (bias,) = _gain_and_bias(moments_NM.mean(0)[:, None], unbiased).tolist()
+    low, high = _bootstrap_gain(moments_NM, unbiased, seed)
     # A biased credit is scaled by the true gradient's length. Where noise hides that length, the scale is
     # noise, too, and the gain lies outside of its own interval.
     # An interval without width contains the gain except for rounding: hence the thousandth.
@@ -151,6 +142,33 @@ def _covariance_and_product(first: _Split, second: _Split) -> tuple[NDArray[np.f
     return covariance_N, product_N
 
 
+def _measure_pairs(
+    reference_ND: Gradients, target_ND: Gradients, credit_ND: Gradients
+) -> NDArray[np.float64]:
+    """Returns the eight numbers of each problem from whose means `_gain_and_bias` computes, [N, 8].
+
+    There are two numbers (`_covariance_and_product`) for each of these pairs: RLOO with itself, the target
+    with itself, the target with the credit, and the credit with itself.
+    """
+    reference, target, credit = map(_split_mean, (reference_ND, target_ND, credit_ND))
+    columns: list[NDArray[np.float64]] = []
+    for first, second in ((reference, reference), (target, target), (target, credit), (credit, credit)):
+        columns += _covariance_and_product(first, second)
+    return np.stack(columns, 1)
+
+
+def _bootstrap_gain(moments_NM: NDArray[np.float64], unbiased: bool, seed: int) -> tuple[float, float]:
+    """Returns the ends of the gain's interval (95 %), from resamples of the problems."""
+    problems = len(moments_NM)
+    generator = np.random.default_rng(derive_seed(seed, "bootstrap"))
+    # A resample is given by how often it contains each problem.
+    counts_RN = generator.multinomial(problems, np.full(problems, 1 / problems), size=NUMBER_OF_RESAMPLES)
+    gains_R, _ = _gain_and_bias((counts_RN @ moments_NM).T / problems, unbiased)
+    # A resample whose gain is not defined (NaN) counts as a gain of 0.
+    gains_R = np.nan_to_num(gains_R)
+    return float(np.percentile(gains_R, 2.5)), float(np.percentile(gains_R, 97.5))
+
+
 def _mix_like(reference_ND: Gradients, true_ND: Gradients, credit_ND: Gradients) -> Gradients:
     """Returns the mix of RLOO's and the true gradients whose noise correlates most with a biased credit's.
 
@@ -174,8 +192,7 @@ def _mix_like(reference_ND: Gradients, true_ND: Gradients, credit_ND: Gradients)
 def _gain_and_bias(means_MR: NDArray[np.float64], unbiased: bool) -> NDArray[np.float64]:
     """Returns two rows, the gains and the biases, with a column for each resample.
 
-    `means_MR` has the means over problems of the eight numbers that `measure_gain` collects: the two numbers
-    of `_covariance_and_product` for each of four pairs of gradients.
+    `means_MR` has the means over problems of the eight numbers of `_measure_pairs`.
     """
     reference_variance_R, _ = means_MR[0:2]  # RLOO with itself
     _, target_squared_R = means_MR[2:4]  # the target with itself

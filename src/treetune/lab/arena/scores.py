@@ -10,6 +10,7 @@ import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,6 +31,7 @@ from treetune.lab.arena.gain import (
     TABLE_COLUMNS,
     TRAINING_COST_RATIOS,
     TRUE_ADVANTAGES,
+    Gradients,
     at_ratio,
     best_at,
     draw_gain,
@@ -107,7 +109,7 @@ def methods_of(module: str) -> dict[str, ScoredMethod]:
     full_name = importlib.import_module(module).__name__
     methods = {}
     # `part` is a class of this module, or of any other module that has been imported.
-    for name, part in [*Credit.registered().items(), *ValueEstimator.registered().items()]:
+    for name, part in [*Credit.parts_by_name().items(), *ValueEstimator.parts_by_name().items()]:
         if not f"{part.__module__}.".startswith(f"{full_name}."):  # of another module
             continue
         if issubclass(part, Credit):
@@ -136,51 +138,74 @@ def score_methods(
     Raises ValueError for advantages that are not finite, and for a method that declares itself unbiased but
     isn't.
     """
-    critic = fitted_critic(language, derive_seed(seed, "critic"))
-    context = with_critic(context_of(language, most_problems, seed), critic)
-    # The answers to which all methods without a rollout give credit.
-    shared_trees, _ = SingleTurn(samples=ANSWERS_PER_PROBLEM, max_tokens=language.length + 1).run(
-        context, context.task.problems("train")
-    )
-    # The gain is the variance of RLOO's gradients (the reference), divided by that of the method's gradients.
-    reference_ND, _ = gradients_of(language, context, ScoredMethod(Rloo()), shared_trees)
-    true_ND, _ = gradients_of(language, context, ScoredMethod(TrueAdvantages()), shared_trees)
-    scores_by_name = {}
+    comparison = _Comparison.begin(language, seed, most_problems)
     with _manual_garbage_collection():
-        for name, method in methods.items():
-            began = time.process_time()
-            # `TrueAdvantages` declares nothing, but its gradient is the true one.
-            unbiased = name == TRUE_ADVANTAGES or method.credit.is_unbiased(context)
-            # Gradients and measures of steps, in blocks of `PROBLEMS_AT_ONCE` problems. The score is computed
-            # anew after each block, from all blocks so far.
-            blocks, blocks_of_steps, tokens = [], [], 0
-            for start in range(0, most_problems, PROBLEMS_AT_ONCE):
-                credited = assign_credit(context, method, shared_trees[start : start + PROBLEMS_AT_ONCE])
-                tokens += credited.tokens
-                block_ND = language.gradients(credited.answers, credited.episodes, credited.groups)
-                if not np.isfinite(block_ND).all():
-                    raise ValueError(
-                        f"{name} gives advantages that are not finite: look for a division by zero"
-                    )
-                blocks.append(block_ND)
-                steps_of_block = step_sums(language, credited.answers, credited.episodes, credited.groups)
-                blocks_of_steps.append(steps_of_block)
+        return {
+            name: comparison.score_method(name, method, precision, seconds)
+            for name, method in methods.items()
+        }
 
-                credit_ND = np.concatenate(blocks)
-                # An answer has one more token than a language is long: the end token.
-                cost = tokens / len(credit_ND) / (ANSWERS_PER_PROBLEM * (language.length + 1))
-                score = measure_gain(reference_ND, true_ND, credit_ND, cost, unbiased, seed)
-                score["seconds"] = time.process_time() - began
-                score |= step_measures(blocks_of_steps, seed)
-                gc.collect()
-                if half_width(score) < precision or score["seconds"] > seconds:
-                    break
-            scores_by_name[name] = score
-            if unbiased and _is_biased(credit_ND, true_ND[: len(credit_ND)]):
-                raise ValueError(
-                    f"{name} declares itself unbiased, but its mean gradient isn't the policy gradient"
-                )
-    return scores_by_name
+
+@dataclass(frozen=True)
+class _Comparison:
+    """The answers and gradients with which all methods of a language are compared."""
+
+    language: Language
+    seed: int
+    context: RolloutContext
+    shared_trees: Sequence[Tree]
+    """The answers to which all methods without a rollout give credit."""
+    reference_ND: Gradients
+    """The gradient of each problem with RLOO. The gain is the variance of these gradients, divided by that of
+    the method's gradients."""
+    true_ND: Gradients
+    """The gradient of each problem with true advantages."""
+
+    @classmethod
+    def begin(cls, language: Language, seed: int, most_problems: int) -> _Comparison:
+        critic = fitted_critic(language, derive_seed(seed, "critic"))
+        context = with_critic(context_of(language, most_problems, seed), critic)
+        rollout = SingleTurn(samples=ANSWERS_PER_PROBLEM, max_tokens=language.length + 1)
+        shared_trees, _ = rollout.run(context, context.task.problems("train"))
+        reference_ND, _ = gradients_of(language, context, ScoredMethod(Rloo()), shared_trees)
+        true_ND, _ = gradients_of(language, context, ScoredMethod(TrueAdvantages()), shared_trees)
+        return cls(language, seed, context, shared_trees, reference_ND, true_ND)
+
+    def score_method(
+        self, name: str, method: ScoredMethod, precision: float, seconds: float
+    ) -> dict[str, Any]:
+        """Returns a method's scores; see `score_methods`."""
+        language = self.language
+        began = time.process_time()
+        # `TrueAdvantages` declares nothing, but its gradient is the true one.
+        unbiased = name == TRUE_ADVANTAGES or method.credit.is_unbiased(self.context)
+        # Gradients and measures of steps, in blocks of `PROBLEMS_AT_ONCE` problems. The score is computed
+        # anew after each block, from all blocks so far.
+        blocks, blocks_of_steps, tokens = [], [], 0
+        for start in range(0, len(self.shared_trees), PROBLEMS_AT_ONCE):
+            trees = self.shared_trees[start : start + PROBLEMS_AT_ONCE]
+            credited = assign_credit(self.context, method, trees)
+            tokens += credited.tokens
+            block_ND = language.gradients(credited.answers, credited.episodes, credited.groups)
+            if not np.isfinite(block_ND).all():
+                raise ValueError(f"{name} gives advantages that are not finite: look for a division by zero")
+            blocks.append(block_ND)
+            blocks_of_steps.append(step_sums(language, credited.answers, credited.episodes, credited.groups))
+
+            credit_ND = np.concatenate(blocks)
+            # An answer has one more token than a language is long: the end token.
+            cost = tokens / len(credit_ND) / (ANSWERS_PER_PROBLEM * (language.length + 1))
+            score = measure_gain(self.reference_ND, self.true_ND, credit_ND, cost, unbiased, self.seed)
+            score["seconds"] = time.process_time() - began
+            score |= step_measures(blocks_of_steps, self.seed)
+            gc.collect()
+            if half_width(score) < precision or score["seconds"] > seconds:
+                break
+        if unbiased and _is_biased(credit_ND, self.true_ND[: len(credit_ND)]):
+            raise ValueError(
+                f"{name} declares itself unbiased, but its mean gradient isn't the policy gradient"
+            )
+        return score
 
 
 @contextmanager
@@ -512,10 +537,7 @@ def run_arena(
         # `seconds` of CPU time, for each method.
         scores_of_language |= score_methods(language, methods_to_score, seed, most_problems, seconds=5.0)
         for name in methods:
-            score = scores_of_language[name]
-            numbers = f"gain {with_interval(score['gain']):24} cost {score['cost']:7.2f}"
-            say(f"{language_name:16} {name:30} {numbers}  per token {with_interval(score['gain_per_token'])}")
-            say(f"{'':47} finds the decisive step {with_interval(score['decisive'])}")
+            _print_score(language_name, name, scores_of_language[name])
         if scores_file is not None:  # after each language, so that a kill loses the scores of only one
             scores_file.parent.mkdir(parents=True, exist_ok=True)
             write_json(scores_file, {"seed": seed, "problems": most_problems, "scores": scores_by_language})
@@ -529,8 +551,20 @@ def run_arena(
             command.append(f"--methods {shlex.join(names)}")
         if list(scores_by_language) != list(LANGUAGES):
             command.append(f"--languages {shlex.join(scores_by_language)}")
-        # These methods use a critic or exact values, whose cost in tokens is not counted.
-        with_critic = [name for name, method in methods.items() if method.credit.needs_critic]
-        not_recommended = [TRUE_ADVANTAGES, HINDSIGHT_RATIO, *with_critic]
-        write_page(output, scores_by_language, " ".join(command), not_recommended)
-        write_steps_page(output, scores_by_language, " ".join(command))
+        _write_pages(output, scores_by_language, " ".join(command), methods)
+
+
+def _print_score(language_name: str, name: str, score: Mapping[str, Any]) -> None:
+    numbers = f"gain {with_interval(score['gain']):24} cost {score['cost']:7.2f}"
+    say(f"{language_name:16} {name:30} {numbers}  per token {with_interval(score['gain_per_token'])}")
+    say(f"{'':47} finds the decisive step {with_interval(score['decisive'])}")
+
+
+def _write_pages(
+    output: Path, scores_by_language: dict[str, Any], command: str, methods: Mapping[str, ScoredMethod]
+) -> None:
+    # These methods use a critic or exact values, whose cost in tokens is not counted.
+    with_critic = [name for name, method in methods.items() if method.credit.needs_critic]
+    not_recommended = [TRUE_ADVANTAGES, HINDSIGHT_RATIO, *with_critic]
+    write_page(output, scores_by_language, command, not_recommended)
+    write_steps_page(output, scores_by_language, command)

@@ -656,16 +656,16 @@ def _make_trajectories(table: TurnTable, answers: Sequence[BranchedAnswer], prob
 def _reach_of_turns(tree: Tree) -> list[NDArray[np.float64]]:
     """Returns the weight of each turn of each answer, which is smaller after branchings.
 
-    The weight is `Sharing.reach`: the product of 1 / (number of branches) over the branchings before the
-    turn. In a language, the segments of an answer are an action, an observation, an action and so on, with
-    one token each.
+    The weight is that of `Sharing.reach_weights`: the product of 1 / (number of branches) over the branchings
+    before the turn. In a language, the segments of an answer are an action, an observation, an action and so
+    on, with one token each.
     """
     sharing = Sharing.of(tree)
     reach_by_answer = []
     for leaf, answer in enumerate(tree.leaves):
         reach_of_turns = []
         for action in range(0, len(answer.response_ids), TOKENS_OF_TURN):
-            reach_of_turns.append(sharing.reach[sharing.stretch_at(leaf, action)])
+            reach_of_turns.append(sharing.reach_weights[sharing.stretch_at(leaf, action)])
         reach_by_answer.append(np.array(reach_of_turns))
     return reach_by_answer
 

@@ -22,7 +22,7 @@ def describe_worth(directory: ExperimentDirectory) -> list[str]:
     A method's gain says how many times less noise (variance and bias) its gradient has than RLOO's."""
     lines = []
     rho = measured_ratio(directory.read_metrics())
-    by_checkpoint = read_result(directory.analysis(ANALYSIS_NAME))["numbers"]["by_checkpoint"]
+    by_checkpoint = read_result(directory.analysis_folder(ANALYSIS_NAME))["numbers"]["by_checkpoint"]
     for point, numbers in by_checkpoint.items():
         methods = numbers["methods"]
         lines += [f"after {point} iterations ({numbers['solved']:.0%} solved):", *gain_table(methods)]

@@ -27,7 +27,7 @@ from typing_extensions import override
 from treetune.config.registrable import Registrable
 from treetune.credit.states.base import StateRule
 from treetune.seeds import derived_random
-from treetune.vocabulary import Trajectory, joined
+from treetune.vocabulary import Trajectory, concatenate
 
 
 class Branches(NamedTuple):
@@ -53,8 +53,8 @@ class Branching(Registrable):
 
     unbiased: bool
     """Whether the tokens after a state have no influence on whether it branches. Then each answer through the
-    state is a fair sample of what the policy does there. With the weights `Sharing.reach`, a sum over the
-    tree then has the expectation of a sum over independent answers."""
+    state is a fair sample of what the policy does there. With the weights `Sharing.reach_weights`, a sum over
+    the tree then has the expectation of a sum over independent answers."""
     needs_grades: ClassVar[bool] = False
     """Whether `branches` reads the grades of the answers. A tree then waits for them before it branches."""
 
@@ -371,7 +371,7 @@ class LeastSure(Branching):
             # fork is left out, since the tree branches there already. Without a fork, the first token of the
             # answer is left out, since a branch before it would share nothing with the answer.
             shared_tokens = 0 if answer.fork is None else answer.fork.tokens
-            logprobs = joined(
+            logprobs = concatenate(
                 [segment.logprobs for segment in answer.segments if segment.logprobs is not None]
             )
             # `tokens` is the number of response tokens before the token with this log-prob.

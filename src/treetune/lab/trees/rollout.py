@@ -64,7 +64,7 @@ from treetune.vocabulary import (
     TokenIds,
     Trajectory,
     are_sampled,
-    joined,
+    concatenate,
 )
 
 declare_group(
@@ -98,7 +98,7 @@ def tree_metrics(context: RolloutContext, trees: Sequence[Tree]) -> Metrics:
         sharing = Sharing.of(tree)
         tokens_of_answers = [int(are_sampled(leaf.segments).sum()) for leaf in tree.leaves]
         columns["answers"].append(len(tree.leaves))
-        columns["nodes"].append(len(sharing.below))
+        columns["nodes"].append(len(sharing.leaves_below))
         columns["depth"].append(max(map(len, sharing.paths)) - 1)  # a path has one node more than branchings
         columns["tokens"].append(tree.sampled_tokens)
         columns["tokens_of_chains"].append(sum(tokens_of_answers))
@@ -299,7 +299,7 @@ class _GrowingTree:
         for sample, completion in zip(round_request.samples, completions, strict=True):
             # The whole answer is decoded at once: a character may consist of tokens before and after the
             # branch.
-            text = self.context.codec.decode(joined([sample.prefix_ids, completion.token_ids]))
+            text = self.context.codec.decode(concatenate([sample.prefix_ids, completion.token_ids]))
             # If the answer gets `unfinished_reward` anyway, it is `decided`: no judge is asked about it.
             grade = self.context.grader.submit(
                 cut_at_stop(text, self.sampling.stop),
@@ -313,7 +313,7 @@ class _GrowingTree:
         """Returns the request for the answers that begin at the prompt."""
         seed = derive_seed(self.context.seed, self.context.iteration, self.problem.id, "rollout")
         request = Request(self.prompt_ids, seed=seed, n=self.rollout.samples, sampling=self.sampling)
-        no_tokens = joined([])
+        no_tokens = concatenate([])
         return _RoundRequest(request, (_BranchSample(None, no_tokens),) * request.n)
 
     def _make_requests(self, branches: Sequence[Branches], round_number: int) -> list[_RoundRequest]:
@@ -336,7 +336,7 @@ class _GrowingTree:
             # The round is in the key: a state that branches again in a later round must get other samples.
             key = (self.context.iteration, self.problem.id, state, "tree", round_number)
             request = Request(
-                prompt_ids=joined([self.prompt_ids, prefix_ids]),
+                prompt_ids=concatenate([self.prompt_ids, prefix_ids]),
                 seed=derive_seed(self.context.seed, *key),
                 n=len(samples),
                 sampling=replace(self.sampling, max_tokens=self.sampling.max_tokens - len(prefix_ids)),
@@ -366,7 +366,7 @@ class _GrowingTree:
         completion = submitted.completion
         branch, prefix_ids = submitted.sample
         self.sampled_tokens += len(completion.token_ids)
-        response_ids = joined([prefix_ids, completion.token_ids])
+        response_ids = concatenate([prefix_ids, completion.token_ids])
         text = self.context.codec.decode(response_ids)
         prefix = () if branch is None else _cut_prefix(self.answers[branch.sample].segments, branch.tokens)
         self.answers.append(

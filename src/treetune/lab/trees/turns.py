@@ -148,14 +148,14 @@ class _CountedAnswers:
     rollout: TurnTree
     context: RolloutContext
     in_flight: asyncio.Semaphore
-    requested: int = 0
-    done: int = 0
+    requested_answers: int = 0
+    finished_answers: int = 0
 
     async def answer(self, start: Start) -> Trajectory:
-        self.requested += 1
+        self.requested_answers += 1
         answer = await self.rollout.answer(self.context, start, self.in_flight)
-        self.done += 1
-        self.context.log.progress(self.done, self.requested)
+        self.finished_answers += 1
+        self.context.log.progress(self.finished_answers, self.requested_answers)
         return answer
 
 

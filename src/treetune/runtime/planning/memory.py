@@ -353,7 +353,7 @@ class EngineMemory:
         return (mlp + logits) // settings.tensor_parallel_size
 
     @property
-    def share(self) -> int:
+    def reserved_bytes(self) -> int:
         """The bytes of a GPU that the server uses while it is awake, keys and values included."""
         assert self.settings.gpu_memory_utilization is not None, "`Plan.engine` has set it"
         return int(self.settings.gpu_memory_utilization * self.machine.device_memory)
@@ -370,14 +370,14 @@ class EngineMemory:
         """The bytes for keys and values; negative if not even the weights fit."""
         if self.machine.device == "cpu":
             return self.settings.kv_cache_gib * GIB
-        return self.share - self.weights - self.largest_step - OUTSIDE_BYTES
+        return self.reserved_bytes - self.weights - self.largest_step - OUTSIDE_BYTES
 
     @property
     def cached_tokens(self) -> int:
         return int(max(0, self.cache) // self.bytes_per_token)
 
     @property
-    def least_share(self) -> int:
+    def least_bytes(self) -> int:
         """The fewest bytes with which vLLM starts: with space for one sequence as long as the context."""
         return int(
             self.weights + self.largest_step + OUTSIDE_BYTES + self.context_length * self.bytes_per_token

@@ -218,7 +218,7 @@ class Plan:
             return
         settings = self.engine.settings
         gpus_of_servers = settings.tensor_parallel_size * servers_on_a_machine(settings, self.machine)
-        bytes_of_engine, least_bytes = self.engine.share, self.engine.least_share
+        bytes_of_engine, least_bytes = self.engine.reserved_bytes, self.engine.least_bytes
         if least_bytes > bytes_of_engine:
             yield (
                 f"start: engines.policy.gpu_memory_utilization {settings.gpu_memory_utilization} gives the"
@@ -246,9 +246,9 @@ class Plan:
         if engine is None:
             yield MemoryUse("training", "a GPU", tuple(training), room)
             return
-        # The least share with which vLLM starts consists of weights, passes and context, and a cache for one
-        # sequence as long as the context.
-        passes_and_context = engine.least_share - engine.weights - self._bytes_of_one_sequence
+        # The fewest bytes with which vLLM starts are those of weights, passes and context, and a cache for
+        # one sequence as long as the context.
+        passes_and_context = engine.least_bytes - engine.weights - self._bytes_of_one_sequence
         cache = max(engine.cache, self._bytes_of_one_sequence)  # `engine.cache` may even be negative
         engine_awake = [
             MemoryItem("engine: weights", engine.weights),

@@ -122,7 +122,7 @@ def _find_wrong_verdicts(pool: GraderPool, case: Case, skip: frozenset[str]) -> 
 
     Responses in `skip` are not graded.
     """
-    problem, best = case.problem, pool.grader.best
+    problem = case.problem
     hostile = [response for response, _ in hostile_answers(seed=7, count=HOSTILE_ANSWERS)]
     responses_by_kind = {
         "right": case.right,
@@ -142,27 +142,37 @@ def _find_wrong_verdicts(pool: GraderPool, case: Case, skip: frozenset[str]) -> 
         # up.
         grade = future.result(pool.deadline * len(submitted) + SPARE_SECONDS)
         finding = f"{problem.id}: a {kind} answer, {_excerpt(response)}, gets {_comparable_grade(grade)}"
-        if not math.isfinite(grade.reward) or grade.reward > best:
-            yield f"{finding}; the most that can be earned is {best}"
-        if not grade.is_known:
-            yield f"{finding}: a requirement of the grader is missing, so that it can't be tested"
-        if kind == "right":
-            if grade.outcome != "ok" or not grade.correct:
-                yield f"{finding}, and is correct"
-        elif kind in ("wrong", "nearly right", "silent", "hanging"):
-            if grade.correct:
-                yield f"{finding}, and isn't correct"
-            if kind == "silent" and grade.outcome != "no_answer":
-                yield f"{finding}, and gives no answer"
-            if kind == "wrong" and grade.outcome not in ("ok", "no_answer"):
-                yield f"{finding}, and is an answer like any other"
-        else:  # hostile answers: only generated ones may be right by chance
-            if grade.correct and response in (*EMPTY_ANSWERS, *STRANGE_ANSWERS):
-                yield f"{finding}, and isn't correct"
-            # The message is that of the pool (`processes.pool`) for a worker that has died.
-            has_ended_process = (grade.message or "").startswith("the worker process ")
-            if grade.outcome == "timeout" or has_ended_process:
-                yield f"{finding}: it kept the grader busy for {pool.deadline:g} s, or ended its process"
+        for fault in _faults_of_grade(pool, kind, response, grade):
+            yield f"{finding}{fault}"
+
+
+def _faults_of_grade(pool: GraderPool, kind: str, response: str, grade: Grade) -> Iterator[str]:
+    """Yields the faults of a response's grade, as ends of sentences such as ``, and is correct``.
+
+    Args:
+        kind: The kind of the response, such as ``right`` or ``hostile``, which decides what its grade may be.
+    """
+    best = pool.grader.best
+    if not math.isfinite(grade.reward) or grade.reward > best:
+        yield f"; the most that can be earned is {best}"
+    if not grade.is_known:
+        yield ": a requirement of the grader is missing, so that it can't be tested"
+    if kind == "right" and (grade.outcome != "ok" or not grade.correct):
+        yield ", and is correct"
+    # Of hostile answers, the generated ones may be right by chance.
+    is_surely_wrong = kind in ("wrong", "nearly right", "silent", "hanging")
+    if kind == "hostile":
+        is_surely_wrong = response in (*EMPTY_ANSWERS, *STRANGE_ANSWERS)
+    if is_surely_wrong and grade.correct:
+        yield ", and isn't correct"
+    if kind == "silent" and grade.outcome != "no_answer":
+        yield ", and gives no answer"
+    if kind == "wrong" and grade.outcome not in ("ok", "no_answer"):
+        yield ", and is an answer like any other"
+    # The message is that of the pool (`processes.pool`) for a worker that has died.
+    has_ended_process = (grade.message or "").startswith("the worker process ")
+    if kind == "hostile" and (grade.outcome == "timeout" or has_ended_process):
+        yield f": it kept the grader busy for {pool.deadline:g} s, or ended its process"
 
 
 def _endless_answers(case: Case) -> Iterator[str]:

@@ -11,7 +11,7 @@
     asking = new AbortController();
     const deadline = setTimeout(() => asking.abort(), WAIT_MS);
     try {
-      const answer = await fetch(address, { headers: { [SEEN]: document.body.dataset.mark || '' }, signal: asking.signal });
+      const answer = await fetch(address, { headers: { [SEEN]: document.body.dataset.fingerprint || '' }, signal: asking.signal });
       const type = answer.headers.get('Content-Type') || '';
       connection(answer.status !== 403);
       if (answer.status === 204 || !type.startsWith('text/html') || location.href !== address) return;
@@ -21,7 +21,7 @@
   function connection(there) { document.getElementById('connection').hidden = there; }
   function show(text) {
     const next = new DOMParser().parseFromString(text, 'text/html');
-    document.body.dataset.mark = next.body.dataset.mark || '';
+    document.body.dataset.fingerprint = next.body.dataset.fingerprint || '';
     document.title = next.title;
     for (const old of document.querySelectorAll('[data-live]')) {
       const made = next.getElementById(old.id);
@@ -62,7 +62,7 @@
     const query = new URLSearchParams([...new FormData(form)].filter(([, value]) => value !== ''));
     const address = form.getAttribute('action') + (query.size ? '?' + query : '');
     history.replaceState(null, '', address);
-    document.body.dataset.mark = '';
+    document.body.dataset.fingerprint = '';
     if (asking) asking.abort();
     asking = null;
     await refresh();

@@ -63,7 +63,7 @@
     }
     for (const element of copy.querySelectorAll('*')) {
       element.removeAttribute('style');  // scripts set it again
-      for (const name of ['data-href', 'data-live', 'data-mark', 'data-kept', 'formaction']) element.removeAttribute(name);
+      for (const name of ['data-href', 'data-live', 'data-fingerprint', 'data-kept', 'formaction']) element.removeAttribute(name);
     }
     copy.querySelector('dialog').open = false;
     // A parser drops the first line end in these elements.
@@ -75,7 +75,7 @@
     controls(copy);
     const head = copy.querySelector('head'), body = copy.querySelector('body');
     inert(copy);
-    delete body.dataset.mark;
+    delete body.dataset.fingerprint;
     const add = (parent, name, text) => {
       const made = document.createElement(name);
       made.textContent = text;

@@ -112,7 +112,7 @@ class CreditedFolder:
 
     def folder_of(self, file: LoggedFile) -> Path:
         """Returns the folder of a file's iteration."""
-        return self.directory.iteration(file.number - 1)
+        return self.directory.iteration_folder(file.number - 1)
 
     def read_results(self, files: Sequence[LoggedFile]) -> dict[int, CreditedFile]:
         """Returns the results for the files that are already credited, by the number of each file's

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from treetune.credit.library.assigner import load_tokenizer
-from treetune.vocabulary import Message, TextCodec, TokenIds, joined, token_array
+from treetune.vocabulary import Message, TextCodec, TokenIds, concatenate, token_array
 
 SYSTEM_MARK, USER_MARK = "⟦the system's text⟧", "⟦the user's text⟧"
 """Messages that are encoded by a chat template, to find the text that the template writes around them."""
@@ -150,7 +150,7 @@ class LogTokenizer:
         """Returns an answer's ids with the end token, which is added if the ids don't end with it."""
         if ids[-1:].tolist() == [self.codec.eos_id]:
             return ids
-        return joined([ids, token_array([self.codec.eos_id])])
+        return concatenate([ids, token_array([self.codec.eos_id])])
 
     def warnings(self) -> list[str]:
         """Returns messages on texts whose ids may differ from those that the log's model sampled or read."""

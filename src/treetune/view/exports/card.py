@@ -69,13 +69,13 @@ class Checkpoint:
     experiment: StoredExperiment
 
     @property
-    def measured(self) -> dict[str, Mapping[str, Any]]:
+    def evaluation_summaries(self) -> dict[str, Mapping[str, Any]]:
         """The summaries of the evaluations of these weights, by evaluation set."""
-        measured = {}
+        summary_by_set = {}
         for label, summaries in self.experiment.evaluations.items():
             if self.iteration in summaries:
-                measured[label] = summaries[self.iteration]
-        return measured
+                summary_by_set[label] = summaries[self.iteration]
+        return summary_by_set
 
 
 def checkpoint_at(path: Path) -> Checkpoint:
@@ -160,7 +160,7 @@ def _eval_results(checkpoint: Checkpoint) -> list[EvalResult]:
     from huggingface_hub import EvalResult
 
     results = []
-    for label, summary in checkpoint.measured.items():
+    for label, summary in checkpoint.evaluation_summaries.items():
         task = task_of_set(checkpoint.experiment.config, label)
         datasets, kind = hub_data(task), name_of_task(task) or "task"
         # The hub expects the name of one data set. If a task has none or several, its own name is used.
@@ -184,7 +184,7 @@ def _eval_results(checkpoint: Checkpoint) -> list[EvalResult]:
 def _result_rows(checkpoint: Checkpoint) -> list[list[str]]:
     """Returns the rows of the card's table of results."""
     rows = []
-    for label, summary in checkpoint.measured.items():
+    for label, summary in checkpoint.evaluation_summaries.items():
         accuracy = f"{summary['pass_at_1']:.3f} [{_format_interval(summary)}]"
         counts = [str(summary.get(key, "")) for key in ("n_problems", "samples", "temperature")]
         rows.append([label.replace("|", "¦"), accuracy, *counts])  # "|" would end the cell in Markdown
@@ -254,11 +254,11 @@ def _without_folders(config: Mapping[str, Any]) -> Any:
     becomes "…/sft/checkpoints/last". `directory`, the folder of experiments, is left out.
     """
 
-    def shortened(value: Any) -> Any:
+    def shorten_paths(value: Any) -> Any:
         if isinstance(value, Mapping):
-            return {key: shortened(member) for key, member in value.items()}
+            return {key: shorten_paths(member) for key, member in value.items()}
         if isinstance(value, list | tuple):
-            return [shortened(item) for item in value]
+            return [shorten_paths(item) for item in value]
         if not (isinstance(value, str) and value.startswith(("/", "~"))):
             return value
         parts = Path(value).parts
@@ -267,7 +267,7 @@ def _without_folders(config: Mapping[str, Any]) -> Any:
         first_kept = parts.index(CHECKPOINTS) - 1 if CHECKPOINTS in parts else len(parts) - 1
         return "/".join(["…", *parts[max(1, first_kept) :]])
 
-    return shortened({key: value for key, value in config.items() if key != "directory"})
+    return shorten_paths({key: value for key, value in config.items() if key != "directory"})
 
 
 # Where weights and data come from

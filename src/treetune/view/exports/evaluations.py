@@ -45,7 +45,7 @@ class MeasuredSet:
     @property
     def answers(self) -> Path:
         """The file with the answers."""
-        return self.experiment.directory.evaluation(self.iteration, self.label) / ANSWERS
+        return self.experiment.directory.evaluation_folder(self.iteration, self.label) / ANSWERS
 
     @property
     def measured_at(self) -> float:

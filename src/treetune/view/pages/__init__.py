@@ -28,4 +28,4 @@ _PAGES = (
     *data.PAGES,
 )
 # Pages that the navigation always has come first. Otherwise the order is as above, because sorting is stable.
-PAGES: tuple[Page, ...] = tuple(sorted(_PAGES, key=lambda page: page.place != "top"))
+PAGES: tuple[Page, ...] = tuple(sorted(_PAGES, key=lambda page: page.navigation != "top"))

@@ -34,8 +34,8 @@ from treetune.view.store.tokens import (
     all_texts,
     credits_of,
     describe_credit_change,
+    fingerprint_of_credits,
     has_kl_penalty,
-    mark_of_credits,
     texts_of,
     tokens_of,
     trained_steps,
@@ -262,7 +262,7 @@ def _make_reading_list(view: PageRequest, answers: AnswerStore, answer: StoredAn
         "rows": with_all_columns(result.rows, [question.sort] if question.sort else ()),
         "result": result,
         "question": question,
-        "number": None if position is None else question.skipped + position + 1,
+        "number": None if position is None else question.rows_before_page + position + 1,
         "before": previous_address,
         "after": next_address,
         "address_of": address,
@@ -424,12 +424,12 @@ def _make_shown_steps(tokens: Tokens, most_tokens: int | None, has_end: bool) ->
     return lines
 
 
-def shorten_text(text: str, most: int) -> str:
-    """Returns the first `most` characters of a text, with invisible characters made visible.
+def shorten_text(text: str, max_characters: int) -> str:
+    """Returns the first `max_characters` characters of a text, with invisible characters made visible.
 
     If the text is longer, it ends with the number of characters that were left out.
     """
-    beginning, left_out = cut_text(text, most)
+    beginning, left_out = cut_text(text, max_characters)
     return make_visible(beginning) + (f"⟨{left_out:,} more characters⟩" if left_out else "")
 
 
@@ -621,10 +621,10 @@ PAGES = (
         "/answer",
         "Answer",
         show,
-        mark=lambda view: short_hash(
-            view.store.answers(view.run).mark(),
-            mark_of_credits(view.run.path),
-            view.store.notes(view.run).mark(),
+        fingerprint=lambda view: short_hash(
+            view.store.answers(view.run).fingerprint(),
+            fingerprint_of_credits(view.run.path),
+            view.store.notes(view.run).fingerprint(),
             all_labels(view),
             view.request.url.query,
         ),

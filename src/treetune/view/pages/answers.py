@@ -118,7 +118,7 @@ def show(view: PageRequest) -> Response:
         sizes=PAGE_SIZES,
         histograms="/answers/histograms" + view.here().removeprefix(view.page.path),
         # The id of the page's histograms: a new one if the answers or the address change.
-        drawn_as=short_hash(answers.mark(), view.request.url.query),
+        drawn_as=short_hash(answers.fingerprint(), view.request.url.query),
         both_graded="number.judge" in columns and "number.rule" in columns,
         domains=domains,
         sortable=[name for name in columns if name not in NOT_FOR_SORTING],
@@ -459,9 +459,9 @@ def show_problem(view: PageRequest) -> Response:
     return RedirectResponse(view.address("/answers", **query, of="everything", sort=STORED_ORDER), 303)
 
 
-def mark_of_answers(view: PageRequest) -> str:
-    """Returns the mark of a page about the answers of the experiments that the address names."""
-    return short_hash([view.store.answers(run).mark() for run in view.runs], view.request.url.query)
+def fingerprint_of_answers(view: PageRequest) -> str:
+    """Returns the fingerprint of a page about the answers of the experiments that the address names."""
+    return short_hash([view.store.answers(run).fingerprint() for run in view.runs], view.request.url.query)
 
 
 PAGES = (
@@ -469,11 +469,15 @@ PAGES = (
         "/answers",
         "Answers",
         show,
-        place="run",
+        navigation="run",
         key="a",
-        mark=lambda view: short_hash(view.store.answers(view.run).mark(), view.store.notes(view.run).mark()),
+        fingerprint=lambda view: short_hash(
+            view.store.answers(view.run).fingerprint(), view.store.notes(view.run).fingerprint()
+        ),
     ),
-    Page("/answers/histograms", "Histograms", show_histograms, mark=mark_of_answers),
-    Page("/problems", "Problems", show_problems, place="run", key="p", mark=mark_of_answers),
-    Page("/problem", "Problem", show_problem, mark=mark_of_answers),
+    Page("/answers/histograms", "Histograms", show_histograms, fingerprint=fingerprint_of_answers),
+    Page(
+        "/problems", "Problems", show_problems, navigation="run", key="p", fingerprint=fingerprint_of_answers
+    ),
+    Page("/problem", "Problem", show_problem, fingerprint=fingerprint_of_answers),
 )

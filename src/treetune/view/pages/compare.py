@@ -14,7 +14,7 @@ from treetune.exceptions import NotThere
 from treetune.lab.paired import compare_pairs
 from treetune.view.curves import setting_without_seed
 from treetune.view.page import Page, PageRequest, choose_page
-from treetune.view.pages.answers import mark_of_answers, with_all_columns
+from treetune.view.pages.answers import fingerprint_of_answers, with_all_columns
 from treetune.view.store import Run
 from treetune.view.store.index import AnswerFile
 from treetune.view.store.queries import ColumnFilter, RowQuery
@@ -246,4 +246,4 @@ def compare_texts(first: str, second: str) -> list[list[Piece]]:
     return [list(pieces(0)), list(pieces(1))]
 
 
-PAGES = (Page("/compare", "Compare", show, place="run", key="m", mark=mark_of_answers),)
+PAGES = (Page("/compare", "Compare", show, navigation="run", key="m", fingerprint=fingerprint_of_answers),)

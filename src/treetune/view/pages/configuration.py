@@ -55,4 +55,4 @@ def show(view: PageRequest) -> Response:
     )
 
 
-PAGES = (Page("/configuration", "Configuration", show, place="run", key="c"),)
+PAGES = (Page("/configuration", "Configuration", show, navigation="run", key="c"),)

@@ -92,7 +92,7 @@ def continuations_of(
 
     keys = [f'"{key}"'.encode() for key in _keys_in_journal(config, answer, start)]
     # `number` counts iterations from 1, and the folders of journals count from 0.
-    folder = run.directory.journals(answer.source.number - 1)
+    folder = run.directory.journal_folder(answer.source.number - 1)
     # `may_follow` refuses symbolic links that lead out of the experiment's or the viewer's folders.
     paths = sorted(folder.glob("*.jsonl")) if run.may_follow(folder) else []
     journals = [path for path in paths if run.may_follow(path)]

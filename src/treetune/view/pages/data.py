@@ -102,7 +102,7 @@ def show_rows(view: PageRequest) -> Response:
         histograms=f"/histograms?{query}" if columns_with_histogram else "",
         # The id of the page's histograms: a new one, with which they are loaded again, if the file or the
         # address has changed.
-        drawn_as=short_hash(data.mark, query),
+        drawn_as=short_hash(data.fingerprint, query),
         long=long_columns,
         address_of=lambda row: view.address("/row", data=data.name, row=row[ROW_NUMBER]),
     )
@@ -224,21 +224,21 @@ def _longest_text_length(value: Any) -> int:
     return max(map(_longest_text_length, members), default=0)
 
 
-def mark_of_data_sets(view: PageRequest) -> str:
+def fingerprint_of_data_sets(view: PageRequest) -> str:
     """Returns a text that changes whenever the list of data sets does."""
-    sets = [(data.name, data.known_from, data.mark) for data in view.store.data.all()]
-    return short_hash(sets, view.store.mark(view.store.runs()))
+    sets = [(data.name, data.known_from, data.fingerprint) for data in view.store.data.all()]
+    return short_hash(sets, view.store.fingerprint(view.store.runs()))
 
 
-def mark_of_rows(view: PageRequest) -> str:
+def fingerprint_of_rows(view: PageRequest) -> str:
     """Returns a text that changes whenever the data set of the address, or the address itself, changes."""
     data = view.store.data.find_data_set(view.text("data"))
-    return short_hash(data.name, data.mark, view.request.url.query)
+    return short_hash(data.name, data.fingerprint, view.request.url.query)
 
 
 PAGES = (
-    Page("/data", "Data", show, place="top", key="d", mark=mark_of_data_sets),
-    Page("/rows", "Rows", show_rows, mark=mark_of_rows),
-    Page("/histograms", "Histograms", show_histograms, mark=mark_of_rows),
-    Page("/row", "Row", show_row, mark=mark_of_rows),
+    Page("/data", "Data", show, navigation="top", key="d", fingerprint=fingerprint_of_data_sets),
+    Page("/rows", "Rows", show_rows, fingerprint=fingerprint_of_rows),
+    Page("/histograms", "Histograms", show_histograms, fingerprint=fingerprint_of_rows),
+    Page("/row", "Row", show_row, fingerprint=fingerprint_of_rows),
 )

@@ -416,6 +416,13 @@ def _side_by_side(view: PageRequest) -> dict[str, list[Cell | None]]:
 
 
 PAGES = (
-    Page("/", "Experiments", show, "top", "e", mark=lambda view: view.store.mark(view.store.runs())),
-    Page("/run", "Run", show_run, place="run", key="r"),
+    Page(
+        "/",
+        "Experiments",
+        show,
+        "top",
+        "e",
+        fingerprint=lambda view: view.store.fingerprint(view.store.runs()),
+    ),
+    Page("/run", "Run", show_run, navigation="run", key="r"),
 )

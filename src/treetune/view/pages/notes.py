@@ -101,16 +101,16 @@ def _matching_notes(view: PageRequest) -> list[tuple[Run, Note]]:
     return matching
 
 
-def mark_of_notes(view: PageRequest) -> str:
+def fingerprint_of_notes(view: PageRequest) -> str:
     """Returns a text that changes whenever the list of notes may have changed."""
-    marks: list[object] = []
+    fingerprints: list[object] = []
     for run in view.runs or view.store.runs():
         notes = view.store.notes(run)
-        marks.append((run.name, notes.mark()))
+        fingerprints.append((run.name, notes.fingerprint()))
         if notes.all():
             # The list shows the answers that notes are about. They may be sampled again or be indexed later.
-            marks.append(view.store.answers(run).mark())
-    return short_hash(marks)
+            fingerprints.append(view.store.answers(run).fingerprint())
+    return short_hash(fingerprints)
 
 
 # The notes on an answer
@@ -159,7 +159,7 @@ def _why_not_writable(view: PageRequest) -> str:
     """Returns the reason why notes on this experiment can't be written. It is empty if they can."""
     if view.store.read_only:
         return "this viewer was started with --read-only"
-    folder = view.run.directory.notes
+    folder = view.run.directory.notes_folder
     parent = folder if folder.is_dir() else view.run.path  # the folder is created with the first note
     return "" if os.access(parent, os.W_OK) else f"{system_user()} has no permission to write into {parent}"
 
@@ -197,6 +197,6 @@ def save_form(view: PageRequest, about: NotedAnswer, form: Form) -> Draft | None
 
 
 PAGES = (
-    Page("/notes", "Notes", show, place="both", key="n", mark=mark_of_notes),
-    Page("/notes/data", "Notes", download_notes, mark=mark_of_notes),
+    Page("/notes", "Notes", show, navigation="both", key="n", fingerprint=fingerprint_of_notes),
+    Page("/notes/data", "Notes", download_notes, fingerprint=fingerprint_of_notes),
 )

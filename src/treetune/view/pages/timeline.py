@@ -108,7 +108,7 @@ class Times:
 
 def timeline_files(run: Run) -> list[Path]:
     """Returns the files of a run's timelines. The file of the main process comes first."""
-    paths = sorted(run.directory.logs.rglob(f"*{TIMELINE_SUFFIX}"))
+    paths = sorted(run.directory.logs_folder.rglob(f"*{TIMELINE_SUFFIX}"))
     return sorted(paths, key=lambda path: path.name != f"run{TIMELINE_SUFFIX}")
 
 
@@ -156,7 +156,7 @@ def _read_lanes(run: Run, path: Path, now: float, sampled_by_iteration: Mapping[
     `sampled_by_iteration` describes what the servers sampled in each iteration, counted from 0.
     """
     # The file's name without its ending: "run" for the file of the run's main process.
-    file_name = path.relative_to(run.directory.logs).as_posix().removesuffix(TIMELINE_SUFFIX)
+    file_name = path.relative_to(run.directory.logs_folder).as_posix().removesuffix(TIMELINE_SUFFIX)
     processes, _ = _read_processes(path, stat_of(path))
     is_last_alive = bool(processes) and _is_process_alive(run, file_name, processes[-1])
     lanes: dict[str, list[ShownSpan]] = {}
@@ -355,20 +355,21 @@ class Window:
     def length(self) -> float:
         return self.end - self.start
 
-    def moved(self, by: float) -> tuple[str, str]:
-        """Returns the bounds, for an address, of a window of the same length that is `by` lengths later.
+    def moved_bounds(self, lengths: float) -> tuple[str, str]:
+        """Returns the bounds, for an address, of a window of the same length that is `lengths` lengths later.
 
         It stays within the whole time.
         """
-        start = min(max(0.0, self.start + by * self.length), max(0.0, self.whole - self.length))
+        start = min(max(0.0, self.start + lengths * self.length), max(0.0, self.whole - self.length))
         return _format_bound(start), _format_bound(start + self.length)
 
-    def scaled(self, by: float) -> tuple[str, str]:
-        """Returns the bounds, for an address, of a window with the same middle that is `by` times as long.
+    def scaled_bounds(self, factor: float) -> tuple[str, str]:
+        """Returns the bounds, for an address, of a window with the same middle that is `factor` times as
+        long.
 
         What is outside of the whole time is cut off.
         """
-        half = max(SHORTEST_S, by * self.length) / 2
+        half = max(SHORTEST_S, factor * self.length) / 2
         middle = (self.start + self.end) / 2
         return _format_bound(max(0.0, middle - half)), _format_bound(min(self.whole, middle + half))
 
@@ -582,16 +583,16 @@ def _format_bound(seconds: float) -> str:
     return f"{seconds:.3f}".rstrip("0").rstrip(".")
 
 
-def mark_of_timeline(view: PageRequest) -> str:
+def fingerprint_of_timeline(view: PageRequest) -> str:
     """Returns a text that changes whenever the timeline does, and every `REDRAWN_AFTER_S` seconds while it
     grows."""
     # The spans of a running process that haven't ended grow without any change of a file.
     now = int(time.time() / REDRAWN_AFTER_S) if view.run.directory.is_running() else 0
     files = [(str(path), stat_of(path)) for path in timeline_files(view.run)]
-    return short_hash(view.store.mark([view.run]), files, now)
+    return short_hash(view.store.fingerprint([view.run]), files, now)
 
 
 PAGES = (
-    Page("/timeline", "Timeline", show, place="run", key="t", mark=mark_of_timeline),
+    Page("/timeline", "Timeline", show, navigation="run", key="t", fingerprint=fingerprint_of_timeline),
     Page("/timeline/trace", "Chrome trace", download_trace),
 )

@@ -109,7 +109,7 @@ def _microscope_values(experiment: StoredExperiment) -> Iterator[dict[str, Any]]
     """Yields the values for ``microscope.html``, for each iteration that the analyzer `credit_microscope`
     examined."""
     for label in experiment.directory.analyses():
-        folder = experiment.directory.analysis(label)
+        folder = experiment.directory.analysis_folder(label)
         try:
             result = read_result(folder)
             if result["analyzer"] != SHOWN_ANALYZER:

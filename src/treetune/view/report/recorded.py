@@ -254,12 +254,15 @@ class DiagnosticsSection(ReportSection):
         weights = None
         if experiment.stopped and settings is not None:
             # Looks for the last weights before the sign that ended the run. Iterations count from 0, so the
-            # last one is `done - 1`.
-            done = int(experiment.metrics[-1]["iteration"]) + 1
-            last_good = find_last_good(settings, _diagnose(experiment, settings, done), done - 1)
+            # last one is `finished_iterations - 1`.
+            finished_iterations = int(experiment.metrics[-1]["iteration"]) + 1
+            signs = _diagnose(experiment, settings, finished_iterations)
+            last_good = find_last_good(settings, signs, finished_iterations - 1)
             if last_good is not None:
                 directory = experiment.directory
-                checkpoints = {number: directory.checkpoint(number) for number in directory.checkpoints()}
+                checkpoints = {
+                    number: directory.checkpoint_folder(number) for number in directory.checkpoints()
+                }
                 weights = describe_good_weights(last_good, checkpoints)
         return render(
             "diagnostics.html",
@@ -285,7 +288,7 @@ def _sign_row(experiment: StoredExperiment, settings: Diagnostics | None, sign: 
     if iterations_with_sign:
         kind = "wrong"
         verdict = "at the end" if curve[-1][1] else "before"
-    elif finding.early:  # there are too few iterations to check the sign
+    elif finding.is_too_early:
         kind, verdict = "", "too early"
     elif finding.description and settings is not None:
         kind, verdict = "", f"for fewer than {settings.patience} iterations"

@@ -151,7 +151,7 @@ def _make_experiment_values(experiment: StoredExperiment, colour: str) -> dict[s
 def _list_facts(experiment: StoredExperiment) -> Mapping[str, Any]:
     """Returns the facts on an experiment that its files record, by the names that the page shows."""
 
-    def joined(facts: Mapping[str, Any], separator: str = ", ") -> str:
+    def join_facts(facts: Mapping[str, Any], separator: str = ", ") -> str:
         """Returns the facts as a text, such as "torch 2.9.0, vllm 0.12.0", without empty ones."""
         return separator.join(f"{key} {value}" for key, value in facts.items() if value)
 
@@ -173,13 +173,13 @@ def _list_facts(experiment: StoredExperiment) -> Mapping[str, Any]:
     )
     facts = {
         "iterations": f"{len(experiment.metrics)} of {planned if planned is not None else '?'} ({state})",
-        "method": joined(experiment.method, " · "),
+        "method": join_facts(experiment.method, " · "),
         "configuration (hash)": manifest.get("config"),
         "seed": manifest.get("seed", config.get("seed")),
         "code (git commit)": manifest.get("commit"),
-        "versions": joined(environment.get("packages") or {}),
+        "versions": join_facts(environment.get("packages") or {}),
         "machine": ", ".join(str(part) for part in machine if part),
-        "data (hashes)": joined(manifest.get("data") or {}),
+        "data (hashes)": join_facts(manifest.get("data") or {}),
         "directory": str(experiment.path),
     }
     return {key: value for key, value in facts.items() if value not in (None, "")}

@@ -3,7 +3,7 @@
 a page asks ──► AnswerStore.ask ──► DuckDB on the indexes that exist (`index.py`)
                     │
                     └─ missing indexes: small ones are made at once, while the page waits; large ones by
-                       a thread, and the page asks again when its mark changes
+                       a thread, and the page asks again when its fingerprint changes
 """
 
 from __future__ import annotations
@@ -136,11 +136,11 @@ class AnswerStore:
         self._last_listed: list[Indexed] = []
         self._indexed_by_name: dict[str, Indexed] = {}
         self._faults: dict[str, tuple[str, str]] = {}
-        """(mark, reason) by a source's name: the state of its files in which it couldn't be read, and the
-        reason why."""
+        """(fingerprint, reason) by a source's name: the state of its files in which it couldn't be read, and
+        the reason why."""
         self._columns: dict[tuple[str, ...], tuple[str, dict[str, str]]] = {}
-        """(mark, types of columns) by the names of sources, where `mark` is that of all answers when the
-        columns were listed."""
+        """(fingerprint, types of columns) by the names of sources, where `fingerprint` is that of all answers
+        when the columns were listed."""
 
         self._searches: OrderedDict[Hashable, pa.Table] = OrderedDict()
         """The rows that the last `KEPT_SEARCHES` searches found, the least recently used first."""
@@ -200,13 +200,13 @@ class AnswerStore:
             ),
         ]
 
-    def mark(self) -> str:
+    def fingerprint(self) -> str:
         """Returns a text that changes whenever answers, their indexes or the messages on them change."""
-        marks = []
+        parts = []
         for item in self.list_indexed_sources():
-            index_mark = item.about.mark if item.about is not None else None
-            marks.append((item.source.name, item.source.mark, index_mark, item.fault))
-        return short_hash(marks)
+            index_fingerprint = item.about.fingerprint if item.about is not None else None
+            parts.append((item.source.name, item.source.fingerprint, index_fingerprint, item.fault))
+        return short_hash(parts)
 
     def _read_index(self, source: AnswerFile) -> Indexed:
         """Returns a source with its index, if it has one.
@@ -214,18 +214,18 @@ class AnswerStore:
         An older index of a file that only grows counts as its index, too: a file to which another program
         keeps writing would otherwise never be shown.
         """
-        mark = source.mark  # the state of the source's files
+        fingerprint = source.fingerprint  # the state of the source's files
         cached = self._indexed_by_name.get(source.name)
-        if cached is not None and cached.about is not None and cached.about.mark == mark:
+        if cached is not None and cached.about is not None and cached.about.fingerprint == fingerprint:
             return cached
         folder = self._cache / source.name
         about = read_about(folder)
-        failed_mark, fault = self._faults.get(source.name, ("", ""))
-        is_current = about is not None and about.mark == mark
+        failed_fingerprint, fault = self._faults.get(source.name, ("", ""))
+        is_current = about is not None and about.fingerprint == fingerprint
         is_behind = about is not None and not is_current and source.grows and about.size <= source.size
         shown_index = about if is_current or is_behind else None
         # A fault counts only for the state of the files in which it was found.
-        shown_fault = fault if not is_current and failed_mark == mark else ""
+        shown_fault = fault if not is_current and failed_fingerprint == fingerprint else ""
         indexed = Indexed(source, folder, shown_index, shown_fault, is_behind)
         self._indexed_by_name[source.name] = indexed
         return indexed
@@ -255,14 +255,15 @@ class AnswerStore:
         # Another thread may have made the index meanwhile. An index is behind if its file has grown since.
         if newest.about is not None and not newest.is_behind:
             return
-        mark = item.source.mark
+        fingerprint = item.source.fingerprint
         try:
             build_index(item.source, item.folder)
         except Exception as error:  # any fault of one file must not keep the others from being shown
-            if item.source.mark != mark:  # the file has changed meanwhile, so the next call tries it again
+            # If the file has changed meanwhile, the next call tries it again.
+            if item.source.fingerprint != fingerprint:
                 return
             fault = self._describe_fault(item.source, error)
-            self._faults[item.source.name] = mark, fault
+            self._faults[item.source.name] = fingerprint, fault
             LOG.warning("%s", fault, exc_info=not isinstance(error, ValueError | OSError))
 
     def _describe_fault(self, source: AnswerFile, error: Exception) -> str:
@@ -283,17 +284,17 @@ class AnswerStore:
         They are the columns of the sources with these names, or without names of all sources.
         """
         names = tuple(sources)
-        relation, mark = self._make_relation(names), self.mark()
+        relation, fingerprint = self._make_relation(names), self.fingerprint()
         if relation is None:
             return {}
         if names in self._columns:
-            mark_of_columns, columns = self._columns[names]
-            if mark_of_columns == mark:  # nothing has changed since the columns were listed
+            fingerprint_of_columns, columns = self._columns[names]
+            if fingerprint_of_columns == fingerprint:  # nothing has changed since the columns were listed
                 return columns
         rows = self._new_cursor().execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()
         # `row` and `place` are positions in files, by which nobody filters.
         columns = {name: kind for name, kind, *_ in rows if name not in ("row", "place")}
-        self._columns[names] = mark, columns
+        self._columns[names] = fingerprint, columns
         return columns
 
     def ask(self, question: RowQuery) -> RowPage:
@@ -312,9 +313,10 @@ class AnswerStore:
             relation = f"(SELECT * FROM {relation} JOIN matching USING (source, row))"
         [total] = cursor.execute(f"SELECT count(*) FROM {relation} WHERE {where}", values).fetchone() or (0,)
         clauses = (
-            f"FROM {relation} WHERE {where} ORDER BY {order} LIMIT {question.size} OFFSET {question.skipped}"
+            f"FROM {relation} WHERE {where} ORDER BY {order}"
+            f" LIMIT {question.size} OFFSET {question.rows_before_page}"
         )
-        if question.skipped < DEEP_ROWS:
+        if question.rows_before_page < DEEP_ROWS:
             return RowPage(as_rows(cursor.execute(f"SELECT * {clauses}", values)), total)
         # Sorting many rows with all their columns takes long. So only the keys are sorted, and the columns of
         # this page's rows are read afterwards.
@@ -383,7 +385,7 @@ class AnswerStore:
         """
         import duckdb
 
-        key = self.mark(), question.sources, question.search
+        key = self.fingerprint(), question.sources, question.search
         with self._query_lock:
             if key in self._searches:
                 self._searches.move_to_end(key)

@@ -1,7 +1,7 @@
 """The store from which all pages read: the experiments below the viewer's folders, and the data sets.
 
-Values that are read from an experiment are kept until its mark changes (`Store.read_once`). Data sets are
-those below the folders, those that are named on the command line, and those that configurations of
+Values that are read from an experiment are kept until its fingerprint changes (`Store.read_once`). Data sets
+are those below the folders, those that are named on the command line, and those that configurations of
 experiments name.
 """
 
@@ -25,7 +25,7 @@ from treetune.view.store.folders import (
     is_experiment,
     leads_out,
     links_in,
-    marks_of,
+    parts_of_fingerprint,
     short_hash,
 )
 from treetune.view.store.foreign import holds_answers
@@ -96,7 +96,7 @@ class Store:
         self._notes: dict[Run, Notes] = {}
         self.data = DataSets(self, files, look_again_s)
         self._cached: dict[tuple[str, str], tuple[str, Any]] = {}
-        """(mark of the experiment, value) by (kind of value, name of the experiment)."""
+        """(fingerprint of the experiment, value) by (kind of value, name of the experiment)."""
 
     # Experiments
 
@@ -209,17 +209,17 @@ class Store:
 
         `kind` is a name for what is read, such as "status".
         """
-        mark = self.mark([run])
+        fingerprint = self.fingerprint([run])
         cached = self._cached.get((kind, run.name))
-        if cached is not None and cached[0] == mark:
+        if cached is not None and cached[0] == fingerprint:
             return cached[1]
         value = read()
-        self._cached[kind, run.name] = (mark, value)
+        self._cached[kind, run.name] = (fingerprint, value)
         return value
 
-    def mark(self, runs: Sequence[Run]) -> str:
+    def fingerprint(self, runs: Sequence[Run]) -> str:
         """Returns a text that changes whenever anything of these experiments may have changed."""
-        return short_hash([(run.name, *marks_of(run)) for run in runs])
+        return short_hash([(run.name, *parts_of_fingerprint(run)) for run in runs])
 
 
 class DataSets:
@@ -242,7 +242,7 @@ class DataSets:
         self._lock = threading.Lock()
         self._listed_at, self._sets = -float("inf"), dict[str, DataSet]()
         self._open: OrderedDict[str, tuple[str, DataSetTable]] = OrderedDict()
-        """(mark of the files, table) of the data sets that are open, by name, the least recently used
+        """(fingerprint of the files, table) of the data sets that are open, by name, the least recently used
         first."""
 
     def all(self) -> list[DataSet]:
@@ -283,10 +283,10 @@ class DataSets:
         """Returns a data set as a table for queries. Raises ValueError if it can't be read."""
         from treetune.view.store.tables import DataSetTable
 
-        mark = data.mark
+        fingerprint = data.fingerprint
         with self._lock:
             opened = self._open.get(data.name)
-            if opened is not None and opened[0] == mark:
+            if opened is not None and opened[0] == fingerprint:
                 self._open.move_to_end(data.name)
                 return opened[1]
         for path in data.files():
@@ -298,7 +298,7 @@ class DataSets:
                 )
         table = DataSetTable(data)
         with self._lock:
-            self._open[data.name] = mark, table
+            self._open[data.name] = fingerprint, table
             while len(self._open) > MOST_OPEN_TABLES:
                 self._open.popitem(last=False)
         return table

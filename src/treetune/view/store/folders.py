@@ -1,4 +1,4 @@
-"""Finds the folders of experiments, and makes marks, which are texts that change whenever files do."""
+"""Finds the folders of experiments, and computes fingerprints, which change whenever files do."""
 
 from __future__ import annotations
 
@@ -120,26 +120,26 @@ def folders_below(
             continue
 
 
-def marks_of(run: Run) -> list[object]:
+def parts_of_fingerprint(run: Run) -> list[object]:
     """Returns values of which one changes whenever an experiment does: stats of files, and whether it runs.
 
     Files of older iterations are left out: there may be thousands, and they are never written again.
     """
-    directory, marks = run.directory, [stat_of(file) for file in run.files]
+    directory, parts = run.directory, [stat_of(file) for file in run.files]
     try:
-        marks.append(directory.is_running())
+        parts.append(directory.is_running())
     except OSError as error:  # its lock can't be read, which must not keep others from being listed
-        marks.append(str(error))
+        parts.append(str(error))
     records = (directory.config_file, directory.manifest_file, run.path / TOKENS, directory.metrics_file)
-    marks += [stat_of(path) for path in (*records, directory.run_log, run.path / ITERATIONS)]
-    marks += [stat_of(directory.analysis(label) / RESULT) for label in directory.analyses()]
+    parts += [stat_of(path) for path in (*records, directory.run_log, run.path / ITERATIONS)]
+    parts += [stat_of(directory.analysis_folder(label) / RESULT) for label in directory.analyses()]
     iterations = directory.iterations()
     if iterations:
         newest = iterations[-1]
-        marks.append((newest, stat_of(directory.iteration(newest))))
+        parts.append((newest, stat_of(directory.iteration_folder(newest))))
     for number, label in directory.evaluations():
-        marks.append((number, label, stat_of(directory.evaluation(number, label) / SUMMARY)))
-    return marks
+        parts.append((number, label, stat_of(directory.evaluation_folder(number, label) / SUMMARY)))
+    return parts
 
 
 def stat_of(path: Path) -> object:

@@ -47,7 +47,7 @@ from treetune.view.text import make_writable
 if TYPE_CHECKING:
     import pyarrow as pa
 
-INDEX_VERSION = 11
+INDEX_VERSION = 12
 """The version of an index's files and columns. An index of another version is made again."""
 
 ROWS_IN_GROUP = 2048
@@ -95,7 +95,7 @@ class AnswerFile:
         return self.is_foreign and self.path.suffix == ".jsonl"
 
     @property
-    def mark(self) -> str:
+    def fingerprint(self) -> str:
         """A text that changes whenever one of its files changes."""
         return short_hash([stat_of(path) for path in self.files])
 
@@ -166,7 +166,7 @@ def _iteration_sources(run: Run) -> Iterator[AnswerFile]:
     config = run.directory.config_file
     titles = _titles_of_credited_log(config, stat_of(config))
     for iteration in run.directory.iterations():
-        folder = run.directory.iteration(iteration)
+        folder = run.directory.iteration_folder(iteration)
         paths = [folder / name for name in (TRAJECTORIES, EPISODES, SIGNALS)]
         answers, episodes, signals = (path if path.is_file() else None for path in paths)
         if episodes is None:
@@ -204,7 +204,7 @@ def _titles_of_credited_log(config: Path, stat: object) -> Mapping[str, str]:
 def _evaluation_sources(run: Run) -> Iterator[AnswerFile]:
     """Yields the evaluations that have a file of answers."""
     for number, label in run.directory.evaluations():
-        path = run.directory.evaluation(number, label) / ANSWERS
+        path = run.directory.evaluation_folder(number, label) / ANSWERS
         if path.is_file():
             title = f"{label} after {number} iterations"
             yield AnswerFile("evaluation", number, f"e{number}-{label}", title, path, label=label)
@@ -305,8 +305,8 @@ class About:
 
     rows: int
     """The number of answers."""
-    mark: str
-    """The mark that the source had when it was read."""
+    fingerprint: str
+    """The fingerprint that the source had when it was read."""
     answers: StreamLayout | None = None
     """The layout of the file of answers; None if that isn't an Arrow file, or if there are only episodes."""
     episodes: StreamLayout | None = None
@@ -374,9 +374,9 @@ def build_index(source: AnswerFile, folder: Path) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
-    # The mark is taken before anything is read. If the file changes while it is read, it then has another
-    # mark than the index, and the index is made again.
-    mark, size = source.mark, source.size
+    # The fingerprint is taken before anything is read. If the file changes while it is read, it then has
+    # another fingerprint than the index, and the index is made again.
+    fingerprint, size = source.fingerprint, source.size
     report = FileReport()
     # The layouts of the Arrow files, by kind. The functions that read the files add them.
     layouts: dict[str, StreamLayout] = {}
@@ -402,7 +402,7 @@ def build_index(source: AnswerFile, folder: Path) -> None:
         parquet.write_table(table, new_folder / ROWS_FILE, compression="zstd", row_group_size=ROWS_IN_GROUP)
         note = report.note(source.title) if source.is_foreign else ""
         # The kinds of `layouts` are fields of `About`: "answers", "episodes" and "signals".
-        about = About(table.num_rows, mark, **layouts, note=note, size=size)
+        about = About(table.num_rows, fingerprint, **layouts, note=note, size=size)
         (new_folder / ABOUT_FILE).write_text(json.dumps({"version": INDEX_VERSION, **asdict(about)}))
 
 

@@ -59,7 +59,7 @@ class RowQuery:
     """The numbers of the only rows that may be chosen, by source; None if all may be."""
 
     @property
-    def skipped(self) -> int:
+    def rows_before_page(self) -> int:
         """The number of rows before the page."""
         return (self.page - 1) * self.size
 

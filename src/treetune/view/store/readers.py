@@ -64,7 +64,7 @@ class DataSet:
     """A description of how the viewer found the data set."""
 
     @property
-    def mark(self) -> str:
+    def fingerprint(self) -> str:
         """A text that changes whenever one of its files changes."""
         return repr([(str(path), stat_of(path)) for path in self.files()])
 

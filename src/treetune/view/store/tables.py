@@ -175,7 +175,7 @@ class DataSetTable:
         # columns of these rows are read.
         numbers_query = (
             f"SELECT {quote_name(ROW_NUMBER)} FROM {self._all} WHERE {where} ORDER BY {order}"
-            f" LIMIT {question.size} OFFSET {question.skipped}"
+            f" LIMIT {question.size} OFFSET {question.rows_before_page}"
         )
         numbers = [number for (number,) in self._run_query(numbers_query, values, matching).fetchall()]
         rows: dict[int, dict[str, Any]] = {}

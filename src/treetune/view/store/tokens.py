@@ -46,7 +46,7 @@ class CreditedStep:
     """The value of the state before the step, with its interval; None if credit has none."""
     advantage: Shown | None
     """The mean advantage of the step's tokens, with its interval; None without credit."""
-    earned: float | None
+    reward: float | None
     """The reward that the step earned, such as that of a turn; None if steps have no rewards."""
     merged: bool = False
     """Whether credit treats this step and the step before it as one, so it has no value between them."""
@@ -110,7 +110,7 @@ def tokens_of(run: Path, answer: StoredAnswer, config: Mapping[str, Any]) -> Tok
         ids=ids,
         texts=texts_of(run, ids),
         sampled=sampled,
-        steps=steps_of(len(with_steps.response_ids), ends, episode, earned=with_steps.step_rewards),
+        steps=steps_of(len(with_steps.response_ids), ends, episode, rewards=with_steps.step_rewards),
         branches=branches,
         versions=versions,
         numbers=numbers,
@@ -189,7 +189,7 @@ def _trainer_numbers(answer: StoredAnswer) -> dict[str, np.ndarray]:
 
 
 def steps_of(
-    length: int, ends: Sequence[int], episode: Episode | None, *, earned: Sequence[float] = ()
+    length: int, ends: Sequence[int], episode: Episode | None, *, rewards: Sequence[float] = ()
 ) -> list[CreditedStep]:
     """Returns the steps of an answer with their credit.
 
@@ -197,7 +197,7 @@ def steps_of(
         length: The number of the answer's tokens.
         ends: The end of each step. Tokens after the last end are a step, too.
         episode: The training row with the credit; None if there is none.
-        earned: The reward of each step; empty if steps have no rewards.
+        rewards: The reward of each step; empty if steps have no rewards.
     """
     if not ends or ends[-1] < length:
         ends = (*ends, length)
@@ -214,7 +214,7 @@ def steps_of(
             end=end,
             value=credit.values[number] if credit else None,
             advantage=credit.advantages[number] if credit else None,
-            earned=earned[number] if number < len(earned) else None,
+            reward=rewards[number] if number < len(rewards) else None,
             # If credit has values, but no value before this step, it treated this step and the step before it
             # as one.
             merged=credit is not None and any(credit.values) and credit.values[number] is None,
@@ -402,7 +402,7 @@ def trained_steps(answer: StoredAnswer, tokens: Tokens, config: Mapping[str, Any
     episode, path = answer.episode, answer.source.episodes
     assert episode is not None and episode.advantages is not None and path is not None
     objective = (config.get("trainer") or {}).get("objective") or {}
-    objective_class = Objective.registered().get(str(objective.get("type")))
+    objective_class = Objective.parts_by_name().get(str(objective.get("type")))
     default_aggregation = getattr(objective_class, "aggregation", "token")
     by_sequence = objective.get("aggregation", default_aggregation) == "sequence"
     # With a KL penalty, which isn't stored, `advantages` below are those before training subtracted it.
@@ -533,7 +533,7 @@ def credits_of(run: Path, answer: StoredAnswer) -> list[MethodCredit]:
         return []
     methods = list[MethodCredit]()
     directory = ExperimentDirectory(run)
-    for folder in map(directory.analysis, directory.analyses()):
+    for folder in map(directory.analysis_folder, directory.analyses()):
         try:
             methods += [*_credits_of_microscope(folder, answer)] or [*_credits_of_replay(folder, answer)]
         except (OSError, ValueError, KeyError, TypeError):  # still being written, or from another version
@@ -541,14 +541,14 @@ def credits_of(run: Path, answer: StoredAnswer) -> list[MethodCredit]:
     return methods
 
 
-def mark_of_credits(run: Path) -> list[object]:
+def fingerprint_of_credits(run: Path) -> list[object]:
     """Returns a list that changes whenever the results of analyses do."""
     directory = ExperimentDirectory(run)
-    marks: list[object] = []
-    for folder in map(directory.analysis, directory.analyses()):
+    parts: list[object] = []
+    for folder in map(directory.analysis_folder, directory.analyses()):
         for name in (RESULT, ADVANTAGES):
-            marks.append((str(folder / name), stat_of(folder / name)))
-    return marks
+            parts.append((str(folder / name), stat_of(folder / name)))
+    return parts
 
 
 def _credits_of_microscope(folder: Path, answer: StoredAnswer) -> Iterable[MethodCredit]:
@@ -578,7 +578,7 @@ def _credits_of_replay(folder: Path, answer: StoredAnswer) -> Iterable[MethodCre
     if not folder.name.startswith(f"replay-{answer.source.number:04d}") or not path.is_file():
         return
 
-    def shown(numbers: Sequence[float | None], step: int) -> Shown | None:
+    def find_number(numbers: Sequence[float | None], step: int) -> Shown | None:
         """Returns the number of a step without an interval; None if it is missing."""
         number = numbers[step] if step < len(numbers) else None
         return None if number is None else Shown(number)
@@ -594,6 +594,6 @@ def _credits_of_replay(folder: Path, answer: StoredAnswer) -> Iterable[MethodCre
             for variant in row["advantages"]:
                 values, advantages = row["values"].get(variant) or (), row["advantages"][variant] or ()
                 steps = range(len(row["step_ends"]))
-                cells = tuple((shown(values, step), shown(advantages, step)) for step in steps)
+                cells = tuple((find_number(values, step), find_number(advantages, step)) for step in steps)
                 yield MethodCredit(f"replay, {variant}", cells, folder.name)
             return

@@ -478,21 +478,28 @@ class _Body:
         self._check_callbacks(node)
         function = node.func
         if isinstance(function, ast.Name):
-            if function.id == "print" and node.keywords:  # `file` may be an object that lasts
-                self._give_up(node, "may print into something")
-            # `next` moves its iterator on, which is a change.
-            if function.id == "next" and not (node.args and self._may_change(node.args[0])):
-                self._give_up(node, "changes what lasts")
-            if function.id in self._locals:
-                if function.id not in self._inner_functions:
-                    self._give_up(node, "calls a function that it was given")
-                return  # the body of an inner function is checked with the function around it
-            global_value = self._globals.get(function.id)
-            if self._proof.is_package_function(global_value):
-                self._examine_call(node, global_value, owner=None)
-            return  # `_check_global` has checked any other name
-        if not isinstance(function, ast.Attribute):
+            self._check_call_of_name(node, function.id)
+        elif isinstance(function, ast.Attribute):
+            self._check_call_of_method(node, function)
+        else:
             self._give_up(node, "calls what is computed")
+
+    def _check_call_of_name(self, node: ast.Call, name: str) -> None:
+        if name == "print" and node.keywords:  # `file` may be an object that lasts
+            self._give_up(node, "may print into something")
+        # `next` moves its iterator on, which is a change.
+        if name == "next" and not (node.args and self._may_change(node.args[0])):
+            self._give_up(node, "changes what lasts")
+        if name in self._locals:
+            if name not in self._inner_functions:
+                self._give_up(node, "calls a function that it was given")
+            return  # the body of an inner function is checked with the function around it
+        global_value = self._globals.get(name)
+        # `_check_global` has checked any other function.
+        if self._proof.is_package_function(global_value):
+            self._examine_call(node, global_value, owner=None)
+
+    def _check_call_of_method(self, node: ast.Call, function: ast.Attribute) -> None:
         receiver = function.value
         if self._is_method_of_self(function):
             self._examine_method(node, inspect.getattr_static(self._owner, function.attr, None))

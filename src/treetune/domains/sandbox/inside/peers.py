@@ -398,75 +398,79 @@ class Peer:
         `decode` has an example. The instances have a table, because some, such as those of a linked list, are
         nested deeper than a parser of JSON can read.
         """
-        instances: list[Any] = []
-        rows: dict[int, int] = {}  # the row of each instance in the table, by its `id`
+        table = _InstanceTable()
+        encoded = self._encode_part(value, table)
+        # The table grows while its instances are encoded.
+        rows = []
+        for instance in table.instances:
+            attributes = map(list, vars(instance).items())
+            rows.append([type(instance).__name__, self._encode_parts(attributes, table)])
+        return [encoded, rows]
 
-        def encode_parts(values: Any, depth: int = 0) -> list[Any]:
-            return [encode_part(item, depth + 1) for item in values]
+    def _encode_parts(self, values: Any, table: _InstanceTable, depth: int = 0) -> list[Any]:
+        return [self._encode_part(item, table, depth + 1) for item in values]
 
-        def encode_part(value: Any, depth: int = 0) -> Any:
-            """Returns the form of the value in a message. `_decode` lists the forms."""
-            kind = type(value)
-            if kind in _JSON_TYPES:
-                return value
-            if depth > _MOST_NESTED_CONTAINERS:
-                raise RecursionError("a value that is too deep, or holds itself")
-            if kind is Remote:
-                return {"yours": value._number}
-            if isinstance(value, BaseException):
-                attributes = {key: item for key, item in vars(value).items() if type(item) in _JSON_TYPES}
-                args = [arg if type(arg) in _JSON_TYPES else repr(arg) for arg in value.args]
-                return {"error": [self._describe_class(kind), args, attributes]}
-            if isinstance(value, type) and issubclass(value, BaseException):
-                return {"class": self._describe_class(value)}
-            # Lists, dictionaries and sets are copied below. But if the other process already has a reference
-            # to this object, it gets the reference again. `answer` makes such references to instances of an
-            # answer's subclasses of list, dict and set.
-            if isinstance(value, (list, dict, set)) and self.has_kept(value):
-                return {"remote": self.keep(value)}
-            if self.shared_classes.get(kind.__name__) is kind:
-                if id(value) not in rows:
-                    rows[id(value)] = len(instances)
-                    instances.append(value)
-                return {"object": rows[id(value)]}
-            if isinstance(value, tuple) and hasattr(kind, "_fields"):  # a named tuple
-                return {"record": [kind.__name__, " ".join(kind._fields), encode_parts(value, depth)]}
-            for name, (container, _) in _CONTAINER_KINDS.items():
-                if isinstance(value, container):
-                    items = map(list, value.items()) if isinstance(value, dict) else value
-                    parts = encode_parts(items, depth)
-                    return parts if name == "list" else {name: parts}  # JSON has lists itself
-            if (kind.__module__, kind.__name__) in _CONSTRUCTOR_ARGUMENTS:
-                arguments = _CONSTRUCTOR_ARGUMENTS[kind.__module__, kind.__name__](value)
-                return {"built": [kind.__module__, kind.__name__, arguments]}
-            if kind.__module__ == "numpy" and hasattr(value, "tolist"):
-                # NumPy's numbers have an empty shape, and become Python's numbers.
-                items = encode_part(value.tolist())
-                return {"array": [items, str(value.dtype)]} if getattr(value, "shape", None) else items
-            # Instances of subclasses of numbers and strings, such as members of an enumeration, become the
-            # plain value. A subclass may define its own conversion, so the base's is called: `int.__int__`.
-            for simple in (int, float, str):
-                if isinstance(value, simple):
-                    convert = getattr(simple, f"__{simple.__name__}__")
-                    return convert(value)
-            # The process of the tests (`is_of_tests`) may name anything of the standard library, since the
-            # answer can import it anyway. The process of the answer may name only types of data: see
-            # `_decode`.
-            path = _path_in_library(value)
-            if path is not None and (self.is_of_tests or path in _PATHS_OF_DATA_TYPES):
-                return {"library": path}
-            if self.is_of_tests and isinstance(value, _NEVER_GIVEN_TYPES):
-                raise TypeError(f"tests give no {kind.__name__} away")
+    def _encode_part(self, value: Any, table: _InstanceTable, depth: int = 0) -> Any:
+        """Returns the form of the value in a message. `_decode` lists the forms."""
+        kind = type(value)
+        if kind in _JSON_TYPES:
+            return value
+        if depth > _MOST_NESTED_CONTAINERS:
+            raise RecursionError("a value that is too deep, or holds itself")
+        if kind is Remote:
+            return {"yours": value._number}
+        if isinstance(value, BaseException):
+            return self._encode_error(value)
+        if isinstance(value, type) and issubclass(value, BaseException):
+            return {"class": self._describe_class(value)}
+        # Lists, dictionaries and sets are copied below. But if the other process already has a reference to
+        # this object, it gets the reference again. `answer` makes such references to instances of an answer's
+        # subclasses of list, dict and set.
+        if isinstance(value, (list, dict, set)) and self.has_kept(value):
             return {"remote": self.keep(value)}
+        if self.shared_classes.get(kind.__name__) is kind:
+            return {"object": table.row_of(value)}
+        if isinstance(value, tuple) and hasattr(kind, "_fields"):  # a named tuple
+            parts = self._encode_parts(value, table, depth)
+            return {"record": [kind.__name__, " ".join(kind._fields), parts]}
+        for name, (container, _) in _CONTAINER_KINDS.items():
+            if isinstance(value, container):
+                items = map(list, value.items()) if isinstance(value, dict) else value
+                parts = self._encode_parts(items, table, depth)
+                return parts if name == "list" else {name: parts}  # JSON has lists itself
+        if (kind.__module__, kind.__name__) in _CONSTRUCTOR_ARGUMENTS:
+            arguments = _CONSTRUCTOR_ARGUMENTS[kind.__module__, kind.__name__](value)
+            return {"built": [kind.__module__, kind.__name__, arguments]}
+        if kind.__module__ == "numpy" and hasattr(value, "tolist"):
+            # NumPy's numbers have an empty shape, and become Python's numbers.
+            items = self._encode_part(value.tolist(), table)
+            return {"array": [items, str(value.dtype)]} if getattr(value, "shape", None) else items
+        # Instances of subclasses of numbers and strings, such as members of an enumeration, become the plain
+        # value. A subclass may define its own conversion, so the base's is called: `int.__int__`.
+        for simple in (int, float, str):
+            if isinstance(value, simple):
+                convert = getattr(simple, f"__{simple.__name__}__")
+                return convert(value)
+        return self._encode_reference(value)
 
-        # The list of instances grows while it is encoded.
-        return [
-            encode_part(value),
-            [
-                [type(instance).__name__, encode_parts(map(list, vars(instance).items()))]
-                for instance in instances
-            ],
-        ]
+    def _encode_error(self, error: BaseException) -> Any:
+        """Returns an error's class, arguments and attributes. Attributes of other types than JSON's are left
+        out, and such arguments become their `repr`."""
+        attributes = {key: item for key, item in vars(error).items() if type(item) in _JSON_TYPES}
+        args = [arg if type(arg) in _JSON_TYPES else repr(arg) for arg in error.args]
+        return {"error": [self._describe_class(type(error)), args, attributes]}
+
+    def _encode_reference(self, value: Any) -> Any:
+        """Returns the path of an object of the standard library, or the number of an object that stays in
+        this process."""
+        # The process of the tests (`is_of_tests`) may name anything of the standard library, since the answer
+        # can import it anyway. The process of the answer may name only types of data: see `_decode`.
+        path = _path_in_library(value)
+        if path is not None and (self.is_of_tests or path in _PATHS_OF_DATA_TYPES):
+            return {"library": path}
+        if self.is_of_tests and isinstance(value, _NEVER_GIVEN_TYPES):
+            raise TypeError(f"tests give no {type(value).__name__} away")
+        return {"remote": self.keep(value)}
 
     def _describe_class(self, kind: type) -> Any:
         """Returns the arguments of `_class_of_error` for a class of errors: its number, name and built-in
@@ -476,6 +480,22 @@ class Peer:
                 return [number, None, []]
         bases = [base.__name__ for base in kind.__mro__ if base.__module__ == "builtins"]
         return [self.keep(kind), kind.__name__, bases]
+
+
+class _InstanceTable:
+    """The instances of shared classes in a message, each once, in the order in which they were met."""
+
+    def __init__(self) -> None:
+        self.instances: list[Any] = []
+        self._rows: dict[int, int] = {}
+        """The row of each instance, by its `id`."""
+
+    def row_of(self, instance: Any) -> int:
+        """Returns the row of an instance. A new instance gets the next row."""
+        if id(instance) not in self._rows:
+            self._rows[id(instance)] = len(self.instances)
+            self.instances.append(instance)
+        return self._rows[id(instance)]
 
 
 def _path_in_library(value: Any) -> list[str] | None:

@@ -142,32 +142,45 @@ class Answer:
           the answer's, an answer could decide how it is judged. There is one exception: if the only function
           that the answer defines for the tests has the name of a Python function, it is the tested one.
         """
-        nodes = list(ast.walk(self._tests))
         builtins = set(dir(sys.modules["builtins"]))
-        bare_names = {node.id for node in nodes if isinstance(node, ast.Name)}
-        # Words in texts of the tests count as names, too: ``getattr(solution, "add")``. The names of Python's
-        # functions don't, since words such as "sum" and "all" often mean something else in a text.
-        text_constants = " ".join(str(node.value) for node in nodes if isinstance(node, ast.Constant))
-        names_in_texts = set(re.findall(r"\w+", text_constants)) - builtins
-        tested_names = (bare_names | names_in_texts) & self.names()
-        # `math.isclose` in the tests means the library, even if the answer has a name `math`.
-        for node in nodes:
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-                name = node.value.id
-                library = "numpy" if name == "np" else name
-                is_library = library == "numpy" or library in sys.stdlib_module_names
-                if name not in tested_names or not is_library:
-                    continue
-                with contextlib.suppress(ImportError):
-                    if hasattr(__import__(library), node.attr):
-                        # Below, `getattr` then finds the library, and doesn't ask for the answer's value.
-                        self.module.__dict__[name] = sys.modules[library]
+        tested_names = self._find_tested_names(builtins)
+        self._use_libraries(tested_names)
         values = {name: getattr(self.module, name) for name in tested_names - builtins}
         named_like_builtins = tested_names & builtins
         if len(named_like_builtins) == 1 and not any(map(callable, values.values())):
             (name,) = named_like_builtins
             values[name] = self.get(name)
         return values
+
+    def _find_tested_names(self, builtins: set[str]) -> set[str]:
+        """Returns the answer's names that are in the tests, as names or as words in texts.
+
+        Words in texts count because of tests such as ``getattr(solution, "add")``. The names of Python's
+        functions (`builtins`) don't, since words such as "sum" and "all" often mean something else in a text.
+        """
+        nodes = list(ast.walk(self._tests))
+        bare_names = {node.id for node in nodes if isinstance(node, ast.Name)}
+        texts = " ".join(str(node.value) for node in nodes if isinstance(node, ast.Constant))
+        names_in_texts = set(re.findall(r"\w+", texts)) - builtins
+        return (bare_names | names_in_texts) & self.names()
+
+    def _use_libraries(self, tested_names: set[str]) -> None:
+        """Gives names of libraries their libraries, where the tests use them as such.
+
+        `math.isclose` in the tests means the library, even if the answer has a name `math`. Afterwards,
+        `getattr` finds the library, and doesn't ask for the answer's value.
+        """
+        for node in ast.walk(self._tests):
+            if not (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)):
+                continue
+            name = node.value.id
+            library = "numpy" if name == "np" else name
+            is_library = library == "numpy" or library in sys.stdlib_module_names
+            if name not in tested_names or not is_library:
+                continue
+            with contextlib.suppress(ImportError):
+                if hasattr(__import__(library), node.attr):
+                    self.module.__dict__[name] = sys.modules[library]
 
 
 class CannotBeTested(Exception):

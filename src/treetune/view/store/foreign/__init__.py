@@ -122,11 +122,11 @@ def read_mapped_rows(path: Path, report: FileReport) -> Iterator[MappedRow]:
     for row in read_rows(path, report.remarks):
         report.rows += 1
         if row.fault:
-            report.unread.setdefault(row.fault, []).append(row.where)
+            report.unread.setdefault(row.fault, []).append(row.name)
             continue
         answer, why_unmapped = _map_row(row)
         if why_unmapped:
-            report.unmapped.setdefault(why_unmapped, []).append(row.where)
+            report.unmapped.setdefault(why_unmapped, []).append(row.name)
         problem, sample = answer["problem"], answer["sample"]
         numbers_in_use = used_numbers.setdefault(problem, set())
         if sample is None or sample in numbers_in_use:

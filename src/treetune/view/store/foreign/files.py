@@ -53,12 +53,12 @@ READING_ERRORS = (
 class FileRow:
     """A row of a file.
 
-    Example: `FileRow(place=1024, where="line 3", content={"prompt": "2+2=", "response": "4", "score": 1.0})`.
+    Example: `FileRow(place=1024, name="line 3", content={"prompt": "2+2=", "response": "4", "score": 1.0})`.
     """
 
     place: int
     """The byte where the row's line begins or, if the file doesn't have lines, the row's number from 0."""
-    where: str
+    name: str
     """A name of the row for messages, such as "line 3"."""
     content: Any = None
     """The row as a Python object, usually a dictionary."""
@@ -204,12 +204,12 @@ def _parse_line(place: int, number: int, text: bytes) -> FileRow | None:
     """
     if not text.strip():
         return None
-    where = f"line {number}"
+    name = f"line {number}"
     try:
         content = json.loads(text)
     except (ValueError, RecursionError):
-        return FileRow(place, where, fault="not valid JSON")
-    return FileRow(place, where, content, "" if isinstance(content, Mapping) else NOT_AN_OBJECT)
+        return FileRow(place, name, fault="not valid JSON")
+    return FileRow(place, name, content, "" if isinstance(content, Mapping) else NOT_AN_OBJECT)
 
 
 def row_at(path: Path, place: int) -> FileRow:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from treetune.exceptions import NotAnAnswer
 from treetune.view.store.foreign.conversation import is_conversation, is_message
@@ -97,33 +97,75 @@ def answer_of(row: Mapping[str, Any]) -> dict[str, Any]:
     """
     row = _split_messages(row)
     values = {kind: _first_value(row, kind) for kind in FIELD_NAMES}
-    prompt, text = values["prompt"], values["text"]
+    prompt = values["prompt"]
     if prompt is None:
         raise NotAnAnswer(f"it has no prompt ({', '.join(FIELD_NAMES['prompt'])})")
     if not _has_field(row, "text"):
         raise NotAnAnswer(f"it has no answer ({', '.join(FIELD_NAMES['text'])})")
-    finish_reason, usage = values["finish"], row.get("usage")
+    reply = _read_reply(values["text"], values["finish"], row.get("usage"))
+    if not _has_reward(row):
+        raise NotAnAnswer(f"it has no reward ({', '.join(FIELD_NAMES['reward'])})")
+    reward, remark = _read_reward(row, values["reward"])
+    error = describe_error(values["error"]) or _find_failure(reply)
+    numbers = _read_numbers(row)
+    if error and reward is not None:  # a failed rollout counts as not graded
+        numbers["reward_of_a_failure"] = reward
+    is_cut_off = row.get("truncated") or row.get("is_truncated")
+    return make_line(
+        prompt=prompt,
+        text=reply.text,
+        reward=None if error else reward,
+        problem=problem_name(prompt, values["task"], values["problem"]),
+        gold=values["gold"] if values["gold"] is not None else _read_gold_of_skyrl(row),
+        error=error,
+        finish_reason=finish_reason_of(reply.finish_reason, truncated=is_cut_off),
+        tokens=values["tokens"] if is_number(values["tokens"]) else output_tokens(reply.usage),
+        extracted=values["extracted"],
+        message=remark,
+        numbers=numbers,
+    )
+
+
+class _Reply(NamedTuple):
+    """The answer of a row, as far as it doesn't concern the reward."""
+
+    text: Any
+    """A text, a message or a conversation; None if the answer failed."""
+    finish_reason: Any
+    usage: Any
+    """The counts of tokens, as endpoints return them."""
+
+
+def _read_reply(text: Any, finish_reason: Any, usage: Any) -> _Reply:
+    """Returns a row's answer. Raises NotAnAnswer for a list of several answers.
+
+    Example: for an endpoint's reply ``{"choices": [{"message": m, "finish_reason": "stop"}], "usage": u}`` as
+    the text, the result is ``_Reply(m, "stop", u)``.
+    """
     if isinstance(text, Mapping) and isinstance(text.get("choices"), list):  # a reply of an endpoint
+        choices = text["choices"]
         usage = usage or text.get("usage")
-        finish_reason = finish_reason or next(
-            (choice.get("finish_reason") for choice in text["choices"]), None
-        )
-        text = [choice.get("message") or choice.get("text") for choice in text["choices"]]
+        finish_reason = finish_reason or next((choice.get("finish_reason") for choice in choices), None)
+        text = [choice.get("message") or choice.get("text") for choice in choices]
     if isinstance(text, list) and len(text) > 1 and not is_conversation(text):
         raise NotAnAnswer(f"its answer is a list of {len(text)} values")
     if isinstance(text, list) and len(text) == 1 and not is_message(text[0]):
         [text] = text  # a list of one answer
-    if not _has_reward(row):
-        raise NotAnAnswer(f"it has no reward ({', '.join(FIELD_NAMES['reward'])})")
-    reward, remark = _read_reward(row, values["reward"])
-    error = describe_error(values["error"])
-    if not error and isinstance(finish_reason, str) and finish_reason.casefold() in FAILED_REASONS:
-        error = f"the answer ended as {finish_reason}"
-    if text is None and not error:
-        error = "its answer is null"
-    # The fields whose numbers are not kept as numbers of the answer, because they are ids, or belong to the
-    # problem or the environment.
-    not_numbers = [
+    return _Reply(text, finish_reason, usage)
+
+
+def _find_failure(reply: _Reply) -> str:
+    """Returns the reason why an answer without an error counts as failed; "" if it doesn't."""
+    reason = reply.finish_reason
+    if isinstance(reason, str) and reason.casefold() in FAILED_REASONS:
+        return f"the answer ended as {reason}"
+    return "its answer is null" if reply.text is None else ""
+
+
+def _read_numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the numbers of a row that are kept as numbers of the answer."""
+    # These fields have ids, or belong to the problem or the environment.
+    other_fields = [
         *FIELD_NAMES["problem"],
         *FIELD_NAMES["text"],
         *FIELD_NAMES["prompt"],
@@ -134,30 +176,16 @@ def answer_of(row: Mapping[str, Any]) -> dict[str, Any]:
     # The reward isn't repeated among the numbers. If it is an object of several numbers, all of them are
     # kept.
     single_rewards = [name for name in FIELD_NAMES["reward"] if is_number(row.get(name))]
-    numbers = numbers_in(row, [*not_numbers, *single_rewards])
-    if error and reward is not None:  # a failed rollout counts as not graded
-        numbers["reward_of_a_failure"] = reward
-    gold = values["gold"]
-    extras = row.get("env_extras")  # SkyRL's field that has the reference answer
-    if gold is None and isinstance(extras, Mapping):
-        spec = extras.get("reward_spec") or extras.get("reward_model") or {}
-        gold = spec.get("ground_truth") if isinstance(spec, Mapping) else None
-    tokens = values["tokens"] if is_number(values["tokens"]) else output_tokens(usage)
-    return make_line(
-        prompt=prompt,
-        text=text,
-        reward=None if error else reward,
-        problem=problem_name(prompt, values["task"], values["problem"]),
-        gold=gold,
-        error=error,
-        finish_reason=finish_reason_of(
-            finish_reason, truncated=row.get("truncated") or row.get("is_truncated")
-        ),
-        tokens=tokens,
-        extracted=values["extracted"],
-        message=remark,
-        numbers=numbers,
-    )
+    return numbers_in(row, [*other_fields, *single_rewards])
+
+
+def _read_gold_of_skyrl(row: Mapping[str, Any]) -> Any:
+    """Returns the reference answer in SkyRL's field for it; None if there is none."""
+    extras = row.get("env_extras")
+    if not isinstance(extras, Mapping):
+        return None
+    spec = extras.get("reward_spec") or extras.get("reward_model") or {}
+    return spec.get("ground_truth") if isinstance(spec, Mapping) else None
 
 
 def _first_value(row: Mapping[str, Any], kind: str) -> Any:

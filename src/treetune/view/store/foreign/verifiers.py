@@ -7,7 +7,7 @@ several agents, its reward is that of the first agent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from treetune.exceptions import NotAnAnswer
@@ -81,41 +81,26 @@ def answer_of_episode(row: Mapping[str, Any]) -> dict[str, Any]:
     """
     traces = row["traces"] if isinstance(row.get("traces"), list) else [row]
     first_trace: Mapping[str, Any] = traces[0] if traces else {}
-    task: Mapping[str, Any] = {}
-    for candidate in (row.get("task"), first_trace.get("task")):
-        if isinstance(candidate, Mapping):
-            task = candidate
-            break
+    task = _find_task(row, first_trace)
     data = task["data"] if isinstance(task.get("data"), Mapping) else {}
-    prompt_messages, answer = _split_trace(first_trace)
-    prompt: Any = prompt_messages
-    if not prompt_messages:  # the rollout failed before its first message, but the task may have the prompt
-        prompt = next((data[name] for name in ("prompt", "question", "instruction") if data.get(name)), "")
+    prompt, answer = _read_prompt_and_answer(first_trace, data)
     if not traces and not data and not row.get("errors"):
         raise NotAnAnswer("its episode has no trace, no task and no error")
-    error = describe_error([*(row.get("errors") or ()), *(first_trace.get("errors") or ())])
-    failed = first_trace.get("ok") is False or row.get("ok") is False
     reason = first_trace.get("stop_condition") or row.get("stop_condition")
-    if failed and not error:
-        error = f"it failed ({reason})" if reason else "it failed"
+    error = _find_error(row, first_trace, reason)
     reward, scores = _read_reward(first_trace)
-    text = write_as_text(answer)
-    for number, further_trace in enumerate(traces[1:], 2):
-        agent = further_trace.get("agent") or further_trace.get("agent_id") or f"agent {number}"
-        text += f"\n\n--- {write_as_text(agent)} ---\n\n{write_as_text(_split_trace(further_trace)[1])}"
     numbers = scores | numbers_in({"metrics": first_trace.get("metrics") or row.get("metrics")})
     if error and reward is not None:  # a failed rollout counts as not graded
         numbers["reward_of_a_failure"] = reward
+    # The name is made from the task's prompt, if there is one. A rollout that failed before its first message
+    # has this prompt, too, so it gets the same name as the task's other rollouts.
+    prompt_of_task = data.get("prompt") or prompt
     return make_line(
         prompt=prompt,
-        text=text,
+        text=write_as_text(answer) + _write_further_agents(traces[1:]),
         changed="several agents" if len(traces) > 1 else describe_change(answer),
         reward=None if error else reward,
-        # The name is made from the task's prompt, if there is one. A rollout that failed before its first
-        # message has this prompt, too, so it gets the same name as the task's other rollouts.
-        problem=problem_name(
-            data.get("prompt") or prompt, _find_environment(row, first_trace), task.get("key")
-        ),
+        problem=problem_name(prompt_of_task, _find_environment(row, first_trace), task.get("key")),
         gold=data.get("answer"),
         error=error,
         finish_reason=finish_reason_of(reason, truncated=first_trace.get("is_truncated")),
@@ -123,6 +108,50 @@ def answer_of_episode(row: Mapping[str, Any]) -> dict[str, Any]:
         message="" if error or reward is not None else "it has no reward",
         numbers=numbers,
     )
+
+
+def _find_task(row: Mapping[str, Any], first_trace: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the task of an episode, or else that of its first trace, or else {}."""
+    for task in (row.get("task"), first_trace.get("task")):
+        if isinstance(task, Mapping):
+            return task
+    return {}
+
+
+def _read_prompt_and_answer(trace: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[Any, list[Any]]:
+    """Returns the messages before and from the model's first one. Without messages before it, the prompt is
+    that of the task's data; "" if there is none."""
+    prompt_messages, answer = _split_trace(trace)
+    if prompt_messages:
+        return prompt_messages, answer
+    # The rollout failed before its first message, but the task may have the prompt.
+    prompts = (data[name] for name in ("prompt", "question", "instruction") if data.get(name))
+    return next(prompts, ""), answer
+
+
+def _find_error(row: Mapping[str, Any], first_trace: Mapping[str, Any], reason: Any) -> str:
+    """Returns the error with which an episode failed; "" if it didn't fail.
+
+    Args:
+        reason: The condition by which the episode stopped.
+    """
+    error = describe_error([*(row.get("errors") or ()), *(first_trace.get("errors") or ())])
+    if error:
+        return error
+    has_failed = first_trace.get("ok") is False or row.get("ok") is False
+    if not has_failed:
+        return ""
+    return f"it failed ({reason})" if reason else "it failed"
+
+
+def _write_further_agents(traces: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the texts of the second and all further agents, each below its name."""
+    text = ""
+    for number, trace in enumerate(traces, 2):
+        agent = trace.get("agent") or trace.get("agent_id") or f"agent {number}"
+        _, answer = _split_trace(trace)
+        text += f"\n\n--- {write_as_text(agent)} ---\n\n{write_as_text(answer)}"
+    return text
 
 
 def _split_trace(trace: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
