@@ -123,20 +123,20 @@ def _diagnose_accelerator() -> Diagnosis:
 
     from treetune.trainer.ranks import refuse_unusable_gpu
 
-    gpus = "none: runs on the CPU"
+    result = "none: runs on the CPU"
     try:
         refuse_unusable_gpu(os.environ, torch.version.cuda, torch.cuda.is_available())
         if torch.cuda.is_available():
-            gpus = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+            result = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
             refuse_exclusive_gpus("a trainer and its engine's server")
         elif torch.version.cuda:
-            gpus = "none, and PyTorch and vLLM are built for CUDA: nothing is sampled without a GPU"
+            result = "none, and PyTorch and vLLM are built for CUDA: nothing is sampled without a GPU"
             return Diagnosis(
-                "accelerator", False, gpus, "install those for CPUs: pip install 'treetune[cpu]'"
+                "accelerator", False, result, "install those for CPUs: pip install 'treetune[cpu]'"
             )
     except ValueError as error:
-        return Diagnosis("accelerator", False, gpus, str(error))
-    return Diagnosis("accelerator", True, gpus)
+        return Diagnosis("accelerator", False, result, str(error))
+    return Diagnosis("accelerator", True, result)
 
 
 def _diagnose_sampling() -> Diagnosis:
@@ -156,8 +156,8 @@ def _diagnose_sampling() -> Diagnosis:
     check_name, start = "one sampled token", time.monotonic()
     source = TinyModel(layers=1)
     with tempfile.TemporaryDirectory() as folder:
-        model = source.load_model(0, _alphabet)
-        tokenizer = source.load_tokenizer(_alphabet)
+        model = source.load_model(seed=0, alphabet=_characters_of_tiny_model)
+        tokenizer = source.load_tokenizer(alphabet=_characters_of_tiny_model)
         write_for_engine(saved_weights(model), model.config, tokenizer, Path(folder, "model"))
         launch = EngineLaunch(
             weights=Path(folder, "model"),
@@ -169,9 +169,8 @@ def _diagnose_sampling() -> Diagnosis:
         engine = start_engine(VllmSettings(), launch)
         try:
             engine.wait_ready()
-            request = Request(
-                prompt_ids=token_array((3, 4)), seed=0, n=1, sampling=SamplingParams(max_tokens=1)
-            )
+            any_prompt = token_array((3, 4))
+            request = Request(prompt_ids=any_prompt, seed=0, n=1, sampling=SamplingParams(max_tokens=1))
             [[completion]] = engine.generate([request])
         except EngineError as error:
             return Diagnosis(check_name, False, "failed", str(error))
@@ -183,5 +182,5 @@ def _diagnose_sampling() -> Diagnosis:
     )
 
 
-def _alphabet() -> str:
+def _characters_of_tiny_model() -> str:
     return "0123456789+=#\n"

@@ -73,7 +73,9 @@ class Processes(contextlib.ExitStack, Generic[K]):
     def start(self, key: K, command: Sequence[str], settings: Mapping[str, str], log: Path) -> None:
         """Starts a process with `settings` in its environment. Its output is added to `log`."""
         log.parent.mkdir(parents=True, exist_ok=True)
-        stack = self._stacks[key] = self.enter_context(contextlib.ExitStack())
+        # This process's stack is in the stack of all processes: the process ends if either is closed.
+        stack = self.enter_context(contextlib.ExitStack())
+        self._stacks[key] = stack
         file = stack.enter_context(log.open("ab"))
         self.running[key] = stack.enter_context(start_process_group(command, settings, file))
 
@@ -174,6 +176,7 @@ class _Local:
     def __init__(self, settings: LocalJobs, command: Sequence[str], output: Path) -> None:
         self._settings, self._command, self._logs = settings, command, output / "shards" / "logs"
         self._waiting: list[int] = []
+        """The shards whose jobs wait for others to end."""
         self._processes: Processes[int] = Processes()
         self._slots: dict[int, int] = {}
         """The slot of each shard's job, a number from 0 to `at_once` - 1 that no other running job has. It
@@ -311,9 +314,11 @@ class _Slurm:
         """The shards whose jobs a busy controller hasn't accepted yet, as far as is known."""
         self._complaint = ""
         """The controller's last complaint; empty if it has accepted everything."""
-        self._time_of_first_attempt = self._time_of_next_attempt = 0.0
-        """The time of the first attempt to submit the jobs of `_unsent_shards`, in seconds since 1970, and
-        the time of the next attempt, by the monotonic clock."""
+        self._time_of_first_attempt = 0.0
+        """The time of the first attempt to submit the jobs of `_unsent_shards`, in seconds since 1970.
+        SLURM's accounting is asked for jobs from this time on."""
+        self._time_of_next_attempt = 0.0
+        """The earliest time of the next attempt, by `time.monotonic`."""
         comment = (
             "# Works on one shard, that of its task in the array. estimate_difficulty wrote and submits it."
         )
@@ -352,7 +357,9 @@ class _Slurm:
             if waited > SUBMIT_PATIENCE_S:
                 raise RuntimeError(f"{busy}, for {waited / 60:.0f} minutes") from busy
             self._complaint = str(busy)
-            self._time_of_next_attempt = time.monotonic() + max(self._settings.settle, self._settings.poll)
+            # The pause gives jobs that were accepted in spite of the error time to appear in the queue.
+            pause_s = max(self._settings.settle, self._settings.poll)
+            self._time_of_next_attempt = time.monotonic() + pause_s
             return
         except ValueError as error:
             raise _suggest_local_jobs(error) from error
@@ -365,7 +372,7 @@ class _Slurm:
     def alive(self) -> set[int]:
         try:
             tasks = slurm.tasks_in_queue(self._name, self._cluster)
-        except SlurmRefused as error:
+        except SlurmRefused as error:  # which jobs run is unknown for now: the caller asks again
             raise OSError(str(error)) from error
         except ValueError as error:
             raise _suggest_local_jobs(error) from error
@@ -390,6 +397,8 @@ class _Slurm:
 
         The queue didn't show this job: it was accepted after the queue was read, or has already ended.
         """
+        # A copy: a shard of which a new job was found leaves `_unsent_shards`, but the accounting may list a
+        # still newer job of it.
         unsent = frozenset(self._unsent_shards)
         for task in slurm.tasks_in_accounting(self._name, self._time_of_first_attempt, self._cluster):
             # SLURM's job numbers increase, so a number that isn't larger is that of an earlier job.

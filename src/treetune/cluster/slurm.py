@@ -280,7 +280,8 @@ def _last_value(options: Sequence[tuple[str, str]], short: str, long: str) -> st
     ``--job-name``."""
     value = None
     for name, value_of_name in options:
-        if name == short or (len(name) > 2 and long.startswith(name)):
+        is_beginning = len(name) > len("--") and long.startswith(name)
+        if name == short or is_beginning:
             value = value_of_name
     return value
 
@@ -368,6 +369,7 @@ def _job_name(arguments: Sequence[str]) -> str | None:
     """Returns the name that sbatch with these arguments gives to the job; None if the name isn't known."""
     if name := _value_of_option(arguments, "-J", "--job-name", ("SBATCH_JOB_NAME",)):
         return name
+    # Without an option, a job has the name of its script.
     _, script = split_arguments(arguments)
     return Path(script).name if script is not None and Path(script).is_file() else None
 
@@ -515,7 +517,7 @@ def main(arguments: Sequence[str]) -> None:
         try:
             print(submit_patiently(action_arguments))
         except (ValueError, RuntimeError) as failure:
-            sys.exit(f"{failure}")
+            sys.exit(str(failure))
     elif action == "experiment":
         configs, *commands = action_arguments
         try:
@@ -524,7 +526,7 @@ def main(arguments: Sequence[str]) -> None:
             print(f"submit.sh: {wrong}", file=sys.stderr)
             sys.exit(2)
         except RuntimeError as failure:
-            sys.exit(f"{failure}")
+            sys.exit(str(failure))
     else:
         sys.exit(f"slurm.py: {action!r} is neither sbatch nor experiment")
 

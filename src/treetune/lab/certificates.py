@@ -64,6 +64,7 @@ def _hashes_of_inputs(directory: ExperimentDirectory, config: PolicyIteration) -
         "data": {split: data_hash(config.task, split) for split in ("train", "validation", "test")},
         "commit": manifest.get("commit"),
         "own_modules": manifest.get("own_modules", {}),
+        # Despite its name, `config_hash` hashes any value of JSON.
         "source": config_hash([digest_of(source) for source in sources]),
         "bits_rest_on": manifest.get("bits_rest_on", {}),
     }
@@ -82,6 +83,7 @@ def _hashes_of_iteration(directory: ExperimentDirectory, number: int) -> dict[st
     for folder_name in CHECKPOINT_FOLDERS:
         files_of_part = sorted(file for file in (checkpoint / folder_name).rglob("*") if file.is_file())
         digests = {str(file.relative_to(checkpoint)): digest_of(file) for file in files_of_part}
+        # Despite its name, `config_hash` hashes any value of JSON, such as this dictionary of digests.
         hashes[folder_name] = config_hash(digests) if digests else None
     return hashes
 
@@ -130,7 +132,8 @@ def verify(
         for name, digest in _hashes_of_iteration(directory, number - 1).items():
             # Certificates of earlier versions have no hashes of `adapter` and `reward_model`. A digest is
             # None if `run` doesn't have the files: perhaps they were deleted since.
-            if name in link and digest not in (None, link[name]):
+            can_be_compared = name in link and digest is not None
+            if can_be_compared and digest != link[name]:
                 raise ValueError(f"iteration {number}: {name} in {run} differ from those of {certificate}")
     yield "all answers, episodes and checkpoints that are stored are those of the certificate"
 
@@ -138,14 +141,16 @@ def verify(
     # `exact` computes the optimiser's state, and a trainer that restarts in every iteration has none.
     needs_state = not exact and config.restart != "every_iteration"
     trainable = [number for number in links if _can_be_trained_again(directory, number, needs_state)]
-    if not trainable or iteration not in (None, *trainable):
+    is_possible = bool(trainable) if iteration is None else iteration in trainable
+    if not is_possible:
         raise ValueError(
             f"these iterations of {run} can be trained again: {', '.join(map(str, trainable)) or 'none'}."
             " That needs the iteration's answers, the weights and the optimiser's state before it (`--exact`"
             " computes the state) and the weights after it, which `checkpoints: {every: 1, keep_every: 1}`"
             " keeps"
         )
-    iteration = iteration or random.SystemRandom().choice(trainable)
+    if iteration is None:
+        iteration = random.SystemRandom().choice(trainable)
     # The folder may have another name or place than the configuration says.
     config_here = replace(config, directory=str(run.parent), experiment_name=run.name)
     # A replay may also train the iteration with another credit or objective (`changed_config`). Here it
@@ -211,6 +216,7 @@ def _check_links(
 
 def _can_be_trained_again(directory: ExperimentDirectory, number: int, needs_state: bool) -> bool:
     """Returns whether the files that training iteration `number` (from 1) again needs are stored."""
+    # Folders of iterations are numbered from 0. A checkpoint has the number of the iterations before it.
     folder = directory.iteration_folder(number - 1)
     checkpoint_before = directory.checkpoint_folder(number - 1)
     needed = [folder / name for name in (TRAJECTORIES, EPISODES)]

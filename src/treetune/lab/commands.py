@@ -107,9 +107,10 @@ def replay(options: Options) -> int:
                 )
             ]
         )
-    folders = list(map(str, Explanation(new_config).folders))
-    run_experiment = _build_experiment(run_config, "replay", options.experiment, folders)
-    new_experiment = _build_experiment(new_config, "replay", options.experiment, folders)
+    # Modules of the user's parts may be beside the command's files, and the run doesn't know these folders.
+    module_folders = [str(folder) for folder in Explanation(new_config).folders]
+    run_experiment = _build_experiment(run_config, "replay", options.experiment, module_folders)
+    new_experiment = _build_experiment(new_config, "replay", options.experiment, module_folders)
     result = replay(
         options.experiment.resolve(),
         options.iteration,
@@ -128,7 +129,8 @@ def certify(options: Options) -> int:
     root = _build_experiment(_stored_config(options.experiment), "certify", options.experiment)
     from treetune.lab.certificates import certify
 
-    say(f"{certify(options.experiment, root)}")
+    certificate_file = certify(options.experiment, root)
+    say(str(certificate_file))
     return 0
 
 
@@ -145,16 +147,16 @@ def verify(options: Options) -> int:
 
 
 def fork(options: Options) -> int:
-    changed = options.override or ()
     # The branch's configuration: that of --configs, or else the run's own with --override.
     if options.configs:
         config = evaluate_configuration(options)
     else:
-        config = _stored_config(options.experiment, overrides=changed)
+        config = _stored_config(options.experiment, overrides=options.override or ())
     root = _build_experiment(config, "fork", options.experiment)
     from treetune.lab.fork import fork
 
-    say(f"{fork(options.experiment, options.iteration, root, config.data)}")
+    branch_folder = fork(options.experiment, options.iteration, root, config.data)
+    say(str(branch_folder))
     return 0
 
 

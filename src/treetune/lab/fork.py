@@ -57,7 +57,7 @@ def fork(path: Path, iteration: int | None, config: PolicyIteration, plain: Mapp
             f" two newest are kept), and it can be forked after {possible_iterations}"
         )
     _refuse_changed_keys(stored, plain, config)
-    checkpoint = run.checkpoint(finished)
+    checkpoint = run.checkpoint_folder(finished)
     _refuse_missing_models(path, checkpoint, config)
     # The weights of policy, critic and reward model, and the trainer's state, each with checksums.
     for model_folder in filter(Path.is_dir, checkpoint.iterdir()):

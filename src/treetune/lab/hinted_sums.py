@@ -55,7 +55,7 @@ class HintedSums(AdditionChain):
         # This random number derives from the problem's id, so `hinted` doesn't change the numbers to add. A
         # problem that has a hint at some share also has one at every larger share.
         is_drawn = derived_random(self.seed, id, "hint").random() < self.hinted
-        is_hinted = is_drawn and id.startswith("train/")
+        is_hinted = is_drawn and id.startswith("train/")  # only training problems have hints
         prompt = problem.prompt
         if is_hinted:
             prompt = HINT_TEMPLATE.replace("{context}", problem.gold).replace("{prompt}", prompt)
@@ -116,7 +116,7 @@ def measure_hinted_sums(trajectories: Sequence[Trajectory], codec: TextCodec) ->
 
 
 def measure_leaks(text: str, problem: Problem) -> dict[str, float]:
-    r"""Returns the numbers of one answer.
+    r"""Returns the numbers that `measure_hinted_sums` explains, for a single answer.
 
     Example: for ``3+8+5=\n``, the answer ``3+8=11\n11+5=17\n#16`` has
     ``{"underived": 1.0, "contradicted": 1.0, "repeated_hint": 0.0}``.
@@ -129,6 +129,7 @@ def measure_leaks(text: str, problem: Problem) -> dict[str, float]:
     result = ANSWER_AFTER_MARKER.extract(text, problem)
     results_of_lines = re.findall(r"=(\d+)\n", lines)
     if result is not None and results_of_lines:  # an answer that was cut off may lack either
+        # The grader compares the result with that of the last line, as if this were the reference answer.
         agrees = ANSWER_AFTER_MARKER.verdict(result, replace(problem, gold=results_of_lines[-1]))
         numbers["contradicted"] = 1.0 - agrees
     before_first_sum, _, _ = text.partition("=")

@@ -20,8 +20,9 @@ class PairedDifference(NamedTuple):
     """The two-sided p-value of the hypothesis that the mean is 0; None for a single difference."""
 
 
-class _MeanSquares(NamedTuple):
-    """The three mean squares of an analysis of variance, or the degrees of freedom of each."""
+class _BySource(NamedTuple):
+    """A number for each source of variance: the mean squares of an analysis of variance, or their degrees of
+    freedom."""
 
     seeds: float
     problems: float
@@ -63,36 +64,40 @@ def compare_pairs(differences: Sequence[Mapping[str, float]]) -> PairedDifferenc
     seed_effects_S = matrix_SP.mean(axis=1) - mean
     problem_effects_P = matrix_SP.mean(axis=0) - mean
     residuals_SP = matrix_SP - mean - seed_effects_S[:, None] - problem_effects_P[None, :]
-    # The degrees of freedom of each of the three mean squares.
-    freedom = _MeanSquares(
+    degrees_of_freedom = _BySource(
         seeds=n_seeds - 1, problems=n_problems - 1, residual=(n_seeds - 1) * (n_problems - 1)
     )
-    squares = _MeanSquares(
-        seeds=float(n_problems * (seed_effects_S**2).sum()) / max(1, freedom.seeds),
-        problems=float(n_seeds * (problem_effects_P**2).sum()) / max(1, freedom.problems),
-        residual=float((residuals_SP**2).sum()) / max(1, freedom.residual),
+    mean_squares = _BySource(
+        seeds=float(n_problems * (seed_effects_S**2).sum()) / max(1, degrees_of_freedom.seeds),
+        problems=float(n_seeds * (problem_effects_P**2).sum()) / max(1, degrees_of_freedom.problems),
+        residual=float((residuals_SP**2).sum()) / max(1, degrees_of_freedom.residual),
     )
-    # The largest of three variances, each with its degrees of freedom. Chance can make MS_s + MS_p − MS_e
-    # smaller than one of its terms, or even negative.
-    spread, degrees = max(
-        (squares.seeds + squares.problems - squares.residual, _satterthwaite(squares, freedom)),
-        (squares.seeds, freedom.seeds),
-        (squares.problems, freedom.problems),
+    # The largest of three variances of the mean, multiplied by S · P, and its degrees of freedom. Chance can
+    # make MS_s + MS_p − MS_e smaller than one of its terms, or even negative.
+    seeds_and_problems = mean_squares.seeds + mean_squares.problems - mean_squares.residual
+    scaled_variance, degrees = max(
+        (seeds_and_problems, _satterthwaite(mean_squares, degrees_of_freedom)),
+        (mean_squares.seeds, degrees_of_freedom.seeds),
+        (mean_squares.problems, degrees_of_freedom.problems),
     )
-    if spread <= 0:  # all differences are equal
+    if scaled_variance <= 0:  # all differences are equal
         return PairedDifference(mean, 0.0, 1.0 if mean == 0 else 0.0)
-    error = math.sqrt(spread / (n_seeds * n_problems))
+    error = math.sqrt(scaled_variance / (n_seeds * n_problems))
+    # `stdtr` is the distribution function of Student's t, and `stdtrit` its inverse.
     half_width = float(stdtrit(degrees, 0.975)) * error
     p_value = 2 * float(stdtr(degrees, -abs(mean) / error))
     return PairedDifference(mean, half_width, p_value)
 
 
-def _satterthwaite(squares: _MeanSquares, freedom: _MeanSquares) -> float:
+def _satterthwaite(mean_squares: _BySource, degrees_of_freedom: _BySource) -> float:
     """Returns the degrees of freedom of MS_s + MS_p − MS_e, by Satterthwaite's formula.
 
     The formula is (MS_s + MS_p − MS_e)² divided by Σ MS² / f, a sum over the three mean squares, each with
     its own degrees of freedom f."""
-    terms = [square**2 / degrees for square, degrees in zip(squares, freedom, strict=True) if degrees]
+    terms = []
+    for mean_square, degrees in zip(mean_squares, degrees_of_freedom, strict=True):
+        if degrees:  # a mean square without degrees of freedom is 0, as with a single seed
+            terms.append(mean_square**2 / degrees)
     if not sum(terms):
         return 1.0  # all mean squares are 0, and so is the variance: any number will do
-    return (squares.seeds + squares.problems - squares.residual) ** 2 / sum(terms)
+    return (mean_squares.seeds + mean_squares.problems - mean_squares.residual) ** 2 / sum(terms)

@@ -76,7 +76,7 @@ class SignpostsGrader(Grader):
             return None
         if not response.strip():
             return None
-        # A line begins with its sign, and its direction follows.
+        # A line begins with its sign, and its direction follows. A line without a direction counts as blank.
         return "".join(line[1:2] or BLANK for line in lines_of(problem, response))
 
     @override
@@ -190,7 +190,8 @@ class Signposts(GeneratedTask):
         name = "".join(CHATTER_LETTERS[letter] for letter in letters)
         prompt = f"{name}\n" if name else ""
         for sign in signs:
-            prompt += f"{SIGN_LETTERS[sign]}{BLANK * (1 + self.chatter)}\n"
+            blanks = BLANK * (1 + self.chatter)  # for the direction and the chatter of an answer's line
+            prompt += f"{SIGN_LETTERS[sign]}{blanks}\n"
 
         groups, right_directions = self.groups(), _right_directions(self)
         decisive_lines: set[int] = set()
@@ -207,7 +208,12 @@ class Signposts(GeneratedTask):
             id=id,
             prompt=prompt,
             gold=gold,
-            data={"signs": signs, "groups": groups, "length": length, "first": self._first_decisive_line()},
+            data={
+                "signs": signs,
+                "groups": groups,
+                "length": length,
+                "first": self._wandering_lines_at_start(),  # the number of the first line that can decide
+            },
         )
 
     def right(self, sign: int) -> int:
@@ -244,15 +250,15 @@ class Signposts(GeneratedTask):
             chatter = "".join(generator.choices(CHATTER_LETTERS[: self.letters], k=self.chatter))
             lines.append(f"{SIGN_LETTERS[sign]}{choice}{chatter}\n")
         if self.wandering:
-            sign_letter = SIGN_LETTERS[self._signs(problem)[0 if self.wandering_first else -1]]
+            signs = self._signs(problem)
+            sign_letter = SIGN_LETTERS[signs[0] if self.wandering_first else signs[-1]]
             free_choices = generator.choices(range(1, self.options + 1), k=self.wandering)
             wandering_line = "".join(f"{sign_letter}{choice}" for choice in free_choices) + "\n"
-            lines.insert(0 if self.wandering_first else len(lines), wandering_line)
+            lines = [wandering_line, *lines] if self.wandering_first else [*lines, wandering_line]
         return "".join(lines)
 
-    def _first_decisive_line(self) -> int:
-        """Returns the number of the first line that can be decisive: 1 if a line of wandering is first, or
-        0."""
+    def _wandering_lines_at_start(self) -> int:
+        """Returns 1 if an answer begins with a line of wandering, else 0. No such line can be decisive."""
         return int(self.wandering_first and self.wandering > 0)
 
     def teacher_value(self, problem: Problem, prefix: str) -> float:
@@ -268,7 +274,7 @@ class Signposts(GeneratedTask):
         *lines, unfinished_line = prefix.split("\n")
         if unfinished_line:
             raise ValueError(f"the prefix {prefix!r} ends within a line; give complete lines")
-        written_lines = lines[self._first_decisive_line() :]  # from the first line that can be decisive
+        written_lines = lines[self._wandering_lines_at_start() :]  # those that can be decisive
         # The probability that each line is wrong: 0 or 1 for written ones.
         wrong_probabilities: list[float] = []
         for number, sign in enumerate(self._signs(problem)):
@@ -286,8 +292,9 @@ class Signposts(GeneratedTask):
 
     def decision(self, problem: Problem, response: str) -> str | None:
         """Returns the right direction if the response ends after the sign of a decisive line, else None."""
-        # Counted from the first line that can be decisive.
-        line = response.count("\n") - self._first_decisive_line()
+        # The number of the line at which the response ends. A line of wandering at the start isn't counted,
+        # because the reference answer `problem.gold` has no character for it.
+        line = response.count("\n") - self._wandering_lines_at_start()
         characters_on_line = len(response) - response.rfind("\n") - 1
         ends_after_sign = characters_on_line == 1
         if not ends_after_sign or not 0 <= line < self.steps:
@@ -299,8 +306,9 @@ class Signposts(GeneratedTask):
         """Returns the reward if it no longer depends on the rest of the answer, else None."""
         characters_on_line = len(response) - response.rfind("\n") - 1
         has_direction = characters_on_line >= 2  # the last line's sign is followed by a direction
-        # Counts only lines that can be decisive. A first line of wandering can't be decisive.
-        lines_with_direction = max(0, response.count("\n") - self._first_decisive_line() + has_direction)
+        # A line of wandering at the start can't be decisive: it isn't counted, and `lines_of` leaves it out.
+        finished_lines = response.count("\n") - self._wandering_lines_at_start()
+        lines_with_direction = max(0, finished_lines + has_direction)
         lines = lines_of(problem, response)[:lines_with_direction]
         is_right = [line[1:2] == gold for line, gold in zip(lines, problem.gold)]
         # An answer is correct if each group of lines has at least one line with the right direction.
@@ -363,7 +371,7 @@ class Decided(ValueEstimator):
                     "credit.values 'decided' is for tasks that know what decides, such as 'signposts'"
                 )
             total = sum(leaf.reward for leaf in tree.leaves)
-            # The value of a state in which nothing is decided yet.
+            # The value of a state in which nothing is decided yet. `needs` demands two answers or more.
             mean_of_others = (total - answer.reward) / (len(tree.leaves) - 1)
             step_values: StepValues = []
             for answer_state in answer.states:

@@ -221,7 +221,7 @@ def _make_rollout_context(
 ) -> RolloutContext:
     """Returns the context in which answers are sampled and graded."""
     session, config = resources.session, resources.session.config
-    folder = session.directory.iteration(iteration)
+    folder = session.directory.iteration_folder(iteration)
     context = resources.context(
         config.rollout,
         seed=config.seed,
@@ -271,7 +271,7 @@ def _write_credit_phase(
     shaping_memory: ShapingMemory,
 ) -> None:
     """Writes the files that end the second phase."""
-    folder = session.directory.iteration(iteration)
+    folder = session.directory.iteration_folder(iteration)
     _write_phase(folder / CREDIT_METRICS, metrics, clock, "credit")
     if _needs_memory(session.config):
         # Shaping has added this iteration to the memory.

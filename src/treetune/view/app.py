@@ -88,34 +88,37 @@ class Guard:
     def __init__(
         self, app: ASGIApp, token: str, hosts: Sequence[str] = LOCAL_HOSTS, base_url: str = ""
     ) -> None:
+        self._app, self._token = app, token
         # The public address, if a proxy forwards to the viewer. Without a proxy, all its parts are empty.
         public_address = urlsplit(base_url)
-        self._app, self._token, self._base = app, token, public_address.path.rstrip("/")
+        self._proxy_prefix = public_address.path.rstrip("/")
+        """The prefix of the viewer's paths at the proxy, such as ``/user/me``."""
         self._hosts = list(hosts)
         if public_address.hostname:
             self._hosts.append(public_address.hostname)
-        self._origin = f"{public_address.scheme}://{public_address.netloc}"
+        self._proxy_origin = f"{public_address.scheme}://{public_address.netloc}"
+        """The origin of the pages at the proxy. Without a proxy it is ``://``, which no browser sends."""
         # Browsers share cookies among all ports of a host, so each token has a cookie with another name.
         self.cookie = "treetune-" + hashlib.sha256(token.encode()).hexdigest()[:12]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # `serve` turns websockets and lifespan events off
             return
-        # `_base` is the prefix of a proxy's paths. A proxy may or may not remove the prefix from the path.
-        # Links of pages have the prefix (`PageRequest.render`).
-        path = scope["path"]
+        # A proxy may or may not remove its prefix from the path. Links of pages have the prefix
+        # (`PageRequest.render`).
+        path, prefix = scope["path"], self._proxy_prefix
         # A prefix ends at a slash: with the prefix /r, the path /run has no prefix.
-        if path == self._base or path.startswith(self._base + "/"):
-            path = path.removeprefix(self._base)
+        if path == prefix or path.startswith(prefix + "/"):
+            path = path.removeprefix(prefix)
         path = "/" + path.lstrip("/")
-        scope = {**scope, "path": path, "base": self._base}
+        scope = {**scope, "path": path, "base": prefix}
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 # The browser needs the address of a redirect with the proxy's prefix.
                 if headers.get("Location", "").startswith("/"):
-                    headers["Location"] = self._base + headers["Location"]
+                    headers["Location"] = self._proxy_prefix + headers["Location"]
                 for name, value in RESPONSE_HEADERS.items():
                     headers.setdefault(name, value)
                 # Browsers must not store what runs wrote. Assets may be stored, and are revalidated.
@@ -141,9 +144,8 @@ class Guard:
             return _make_refusal(f"This viewer is available as {names}, but not as {host_header!r}.")
         if request.method not in (*READING_METHODS, *WRITING_METHODS):
             return _make_refusal(f"This viewer doesn't support the method {request.method}.", 405)
-        # If a proxy speaks TLS with the browser, the origin begins with https. `_origin` is the origin of the
-        # proxy's public address.
-        origins = [f"http://{host.netloc}", f"https://{host.netloc}", self._origin]
+        # If a proxy speaks TLS with the browser, the origin begins with https.
+        origins = [f"http://{host.netloc}", f"https://{host.netloc}", self._proxy_origin]
         if request.method in WRITING_METHODS and request.headers.get("origin") not in origins:
             return _make_refusal("Only pages of this viewer may send data to it.")
         token = request.query_params.get("token")
@@ -222,7 +224,7 @@ def _respond(view: PageRequest, form: Form | None = None) -> Response:
     """
     try:
         if form is not None:
-            assert view.page.save is not None
+            assert view.page.save is not None, "only pages that save have a route for forms"
             return view.page.save(view, form)
         # The fingerprint is computed before anything is read, so that a change while the page is made gives
         # another fingerprint at the next request.

@@ -75,7 +75,7 @@ BETTER_DIRECTIONS: Mapping[str, BetterDirection] = {
 
 def better_direction_of(name: str) -> BetterDirection:
     """Returns the direction in which a metric of an experiment is better, for example "up" for
-    ``evaluation/test/pass_at_1``."""
+    ``evaluation/test/pass_at_1``. Returns "" if neither direction is better."""
     if name.startswith("evaluation/"):
         return "up" if name.endswith(("/pass_at_1", "/majority_vote")) else ""
     return BETTER_DIRECTIONS.get(name, "")
@@ -91,9 +91,13 @@ def format_remark(better: BetterDirection, band: str = "") -> str:
 
 
 def format_number(value: float) -> str:
-    """Formats a number with three significant digits: 0.0312, 4 510, 1.2e-06; nan and inf by their names."""
+    """Formats a number with three significant digits, without zeros at its end: 0.0312, 0.3, 1.2e-06.
+
+    From 1000 to 10 million, it is rounded to a whole number: 4 513. Numbers that aren't finite are "nan",
+    "inf" and "-inf".
+    """
     if not math.isfinite(value):
-        return str(float(value))
+        return str(value)
     if value == 0:
         return "0"
     size = abs(value)
@@ -135,7 +139,7 @@ def axis_limits(values: Sequence[float], *, from_zero: bool = False) -> tuple[fl
     low, high = min(values), max(values)
     if from_zero or high - low <= 1e-9 * max(abs(low), abs(high)):  # equal but for rounding
         low, high = min(low, 0.0), max(high, 0.0)
-    if low == high:
+    if low == high:  # all values are 0
         high = 1.0
     room, room_beyond_zero = 0.06 * (high - low), 0.015 * (high - low)
     lower, upper = low - room, high + room
@@ -169,7 +173,7 @@ class Series:
     dash: int = 0
     """The number of the dash pattern, which tells apart several curves of one colour; 0 is a solid line."""
 
-    def title(self, point: tuple[float, float]) -> str:
+    def tooltip_of(self, point: tuple[float, float]) -> str:
         """Returns the tooltip of a point."""
         x, y = point
         at = "" if self.is_level else f", {format_number(x)}"
@@ -241,7 +245,7 @@ def line_chart(chart: Chart) -> str:
     assert drawn, f"nothing to draw in {chart.title!r}"
     frame = _Frame.around(chart, drawn)
     parts = _axes_svg(chart, frame)
-    # Curves that would hide each other are drawn in turns, as dashes of each.
+    # Curves that would hide each other are dashed, and the dashes of each are in the gaps of the others.
     turns_of_series = _take_turns(drawn, HIDING_DISTANCE * (frame.high - frame.low))
     for series, (turn, turns) in zip(drawn, turns_of_series, strict=True):
         parts.append(_series_svg(series, frame, turn, turns))
@@ -313,11 +317,13 @@ def _axes_svg(chart: Chart, frame: _Frame) -> list[str]:
     parts = []
     begin, end = frame.begin, CHART_WIDTH - RIGHT_MARGIN
     for y, label in zip(frame.y_ticks, frame.y_labels, strict=True):
-        up = frame.svg_y(y)
-        line = f'<line class="grid" x1="{begin:.0f}" x2="{end}" y1="{up:.1f}" y2="{up:.1f}"/>'
-        text = f'<text x="{begin - 6:.0f}" y="{up + 4:.1f}" text-anchor="end">{label}</text>'
+        svg_y = frame.svg_y(y)
+        line = f'<line class="grid" x1="{begin:.0f}" x2="{end}" y1="{svg_y:.1f}" y2="{svg_y:.1f}"/>'
+        text = f'<text x="{begin - 6:.0f}" y="{svg_y + 4:.1f}" text-anchor="end">{label}</text>'
         parts.append(line + text)
-    x_ticks = _choose_ticks(frame.left, frame.right, whole=frame.whole_xs) or [frame.left]
+    x_ticks = _choose_ticks(frame.left, frame.right, whole=frame.whole_xs)
+    if not x_ticks:  # the only x isn't a whole number, such as 0.5
+        x_ticks = [frame.left]
     for x, label in zip(x_ticks, tick_labels(x_ticks), strict=True):
         position = f'x="{frame.svg_x(x):.1f}" y="{CHART_HEIGHT - BOTTOM_MARGIN + 16}"'
         parts.append(f'<text {position} text-anchor="middle">{label}</text>')
@@ -347,7 +353,7 @@ def _series_svg(series: Series, frame: _Frame, turn: int, turns: int) -> str:
     # Curves that coincide take turns: each has dashes with gaps for the dashes of the others.
     gap = (turns - 1) * DASH_LENGTH
     if series.is_level or series.dash:
-        gap += LEVEL_GAP  # so that a level or a dashed curve has gaps without others, too
+        gap += LEVEL_GAP  # levels and dashed curves have gaps even if they coincide with no other
     dashes = ""
     if gap:
         # SVG expects lengths in units of the drawing, not in widths of the line.
@@ -355,14 +361,14 @@ def _series_svg(series: Series, frame: _Frame, turn: int, turns: int) -> str:
         offset = LINE_WIDTH * turn * DASH_LENGTH
         dashes = f' stroke-dasharray="{dash_length:g} {gap_length:g}" stroke-dashoffset="{offset:g}"'
     corners = " ".join(frame.svg_point(x, y) for x, y in points)
-    tooltip = f"<title>{escape(series.title(series.points[-1]))}</title>"
+    tooltip = f"<title>{escape(series.tooltip_of(series.points[-1]))}</title>"
     line = f'<polyline points="{corners}"{dashes}>{tooltip}</polyline>'
     marks = []
     if len(points) <= MOST_MARKS and not series.is_level:
         radius = _mark_radius(turn, turns)
         for x, y in points:
             circle = f'<circle cx="{frame.svg_x(x):.1f}" cy="{frame.svg_y(y):.1f}" r="{radius:.3g}">'
-            marks.append(f"{circle}<title>{escape(series.title((x, y)))}</title></circle>")
+            marks.append(f"{circle}<title>{escape(series.tooltip_of((x, y)))}</title></circle>")
     return f'<g class="{series.colour}">{band}{line}{"".join(marks)}</g>'
 
 
@@ -370,7 +376,11 @@ def _mark_radius(turn: int, turns: int) -> float:
     """Returns the radius of a curve's marks.
 
     If curves coincide, those that are drawn first have larger marks, which are seen as rings around the marks
-    of the later curves. `turn` and `turns` are those of `_take_turns`.
+    of the later curves.
+
+    Args:
+        turn: The number of the curve among those that coincide with it, from 0, in the order of drawing.
+        turns: The number of curves that coincide, this curve included.
     """
     ring_width = min(1.2, 2.4 / turns)  # with many curves the rings are narrower, and the largest stays small
     return 2.6 + ring_width * (turns - 1 - turn)
@@ -386,6 +396,7 @@ def _choose_ticks(low: float, high: float, *, whole: bool = False) -> list[float
     # An axis without length has steps of 1, because the logarithm of 0 doesn't exist.
     least_step = (high - low) / MOST_TICK_STEPS or 1.0
     power = 10.0 ** math.floor(math.log10(least_step))
+    # The factors 20 and 50 are for rounding errors: without such errors, 10 * power exceeds `least_step`.
     steps = [power * factor for factor in (1, 2, 2.5, 5, 10, 20, 50)]
     if whole:
         steps = [step for step in steps if step >= 1 and step == round(step)]
@@ -472,7 +483,7 @@ def draw_series(
         colour = palette[line.colour]
         gap = (turns - 1) * DASH_LENGTH  # room for a dash of each of the others
         if line.is_level or line.dash:
-            gap += LEVEL_GAP  # so that a level or a dashed curve has gaps without others, too
+            gap += LEVEL_GAP  # levels and dashed curves have gaps even if they coincide with no other
         style: dict[str, Any] = {
             "color": colour,
             "linewidth": LINE_WIDTH * scale,
@@ -523,8 +534,8 @@ def _coincide(a: Series, b: Series, tolerance: float) -> bool:
 def _draw_band(axes: Axes, series: Series, colour: str) -> None:
     """Draws the intervals of a series.
 
-    The intervals of a curve are drawn as an area, or as a bar if there is only one. The interval of a level
-    is a strip across the chart.
+    The intervals of a curve are drawn as an area, or as a bar if there is only one. A level has a single
+    point, which is drawn as a line across the chart. Its interval is a strip around this line.
     """
     xs, lows, highs = [], [], []
     for x, _ in series.points:

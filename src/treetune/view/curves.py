@@ -100,6 +100,7 @@ class Bunch:
 
     name: str
     colour: int
+    """The number of the curve's colour: 0 for the first bunch, 1 for the second, and so on."""
     members: Sequence[StoredExperiment]
     x_axis: str = "finished iterations"
     """The axis, one of `X_AXES`."""
@@ -123,8 +124,9 @@ def group_into_bunches(
     all_bunches = []
     for colour, names in enumerate(groups.values()):
         members = [experiments[name] for name in names]
-        seeds = f" ({len(names)} seeds)" if len(names) > 1 else ""
-        bunch_name = _distinct_name(names, list(experiments)) + seeds
+        bunch_name = _distinct_name(names, list(experiments))
+        if len(names) > 1:
+            bunch_name += f" ({len(names)} seeds)"
         all_bunches.append(Bunch(bunch_name, colour, members, x_axis, _positions_on_axis(members, x_axis)))
     return all_bunches
 
@@ -162,7 +164,7 @@ def _distinct_name(names: Sequence[str], all_names: Sequence[str]) -> str:
     """Returns a name for a bunch: the parts that its names have in common, without those that all names have.
 
     Example: a bunch of a/seed-1/ppo and a/seed-2/ppo is named "ppo" if a third name is a/seed-1/grpo: "a" is
-    in all names, and the seed differs within the bunch. If there is no such part, it is the first name.
+    in all names, and the seed differs within the bunch. If no part remains, the bunch has its first name.
     """
 
     def shared_parts(names: Sequence[str]) -> dict[int, str]:
@@ -268,20 +270,22 @@ def usual_charts(all_bunches: Sequence[Bunch], events: Sequence[Event] = ()) -> 
     shaping_metrics: set[str] = set()
     for experiment in experiments:
         shaping_metrics |= {key for key in experiment.recorded if key.startswith(SHAPING_PREFIX)}
-    titles: list[tuple[str, tuple[str, ...]]] = [(f"reward of the {data}", ("episodes/reward",))]
+    # (title, metrics) of each chart, as in `USUAL_CURVES`.
+    planned_charts: list[tuple[str, tuple[str, ...]]] = [(f"reward of the {data}", ("episodes/reward",))]
     for key in sorted(shaping_metrics):
-        titles.append((f"reward added by shaping: {key.removeprefix(SHAPING_PREFIX)}", (key,)))
+        planned_charts.append((f"reward added by shaping: {key.removeprefix(SHAPING_PREFIX)}", (key,)))
+    planned_charts += USUAL_CURVES
     charts = []
-    for title, keys in (*titles, *USUAL_CURVES):
+    for title, keys in planned_charts:
         if len(keys) == 1:
             lines = _curves_of_metric(all_bunches, keys[0])
-        else:
+        else:  # the names of these curves tell the metrics apart
             lines = _curves_of_metrics(all_bunches, keys)
         if lines:
             better, band = better_direction_of(keys[0]), _band_title(all_bunches)
             from_zero = title in TITLES_FROM_ZERO
             x_name = all_bunches[0].x_axis  # the name of the x axis, which all bunches share
-            charts.append(Chart(title, lines, better, band, events, from_zero, x_name))
+            charts.append(Chart(title, lines, better, band, events, from_zero=from_zero, x_name=x_name))
     return charts
 
 
@@ -347,15 +351,17 @@ def _curve_of_bunch(
         all_iterations |= set(curve)
     # `bunch.positions` has the position on the axis for each number of finished iterations. It is empty if
     # the axis is finished iterations.
-    xs = sorted(x for x in all_iterations if x in bunch.positions or not bunch.positions)
+    if bunch.positions:
+        all_iterations &= set(bunch.positions)
+    xs = sorted(all_iterations)
     if not xs:
         return None
     if len(curves) == 1:
-        means = [curves[0][x] for x in xs]
+        values = [curves[0][x] for x in xs]
         interval = {x: bounds[x] for x in xs if x in bounds}
     else:
-        means, interval = _means_over_seeds(curves, xs)
-    points = list(zip(xs, means, strict=True))
+        values, interval = _means_over_seeds(curves, xs)
+    points = list(zip(xs, values, strict=True))
     if bunch.positions:
         points = [(bunch.positions[x], y) for x, y in points]
         interval = {bunch.positions[x]: limits for x, limits in interval.items()}
@@ -373,7 +379,8 @@ def _means_over_seeds(
 
     # The quantile for n values, which have n - 1 degrees of freedom, is at index n - 2.
     quantiles = t.ppf(0.975, range(1, len(curves)))
-    means, interval = [], dict[float, tuple[float, float]]()
+    means: list[float] = []
+    intervals: dict[float, tuple[float, float]] = {}
     for x in xs:
         values = [curve[x] for curve in curves if x in curve]
         mean = math.fsum(values) / len(values)
@@ -381,11 +388,12 @@ def _means_over_seeds(
         if len(values) > 1:
             variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
             half_width = float(quantiles[len(values) - 2]) * math.sqrt(variance / len(values))
-            interval[x] = mean - half_width, mean + half_width
-    return means, interval
+            intervals[x] = mean - half_width, mean + half_width
+    return means, intervals
 
 
 def _band_title(all_bunches: Sequence[Bunch]) -> str:
+    """Returns the title of bands over seeds, and "" if each bunch has a single experiment."""
     most = max((len(bunch.members) for bunch in all_bunches), default=1)
     return f"95 % t-interval of the mean over up to {most} seeds" if most > 1 else ""
 
@@ -418,13 +426,14 @@ def events_of(experiment: StoredExperiment) -> list[Event]:
         log = ""
     events = _evaluation_events(experiment)
     events += _metric_events(experiment, log)
-    # The log has all resumes, and the manifest those that have changed something. Each is one event.
+    # The log has all resumes, and the manifest some of them, with what they changed. So that each is one
+    # event, a resume of the manifest is taken off the count of those in the log.
     logged_resumes = Counter(int(iterations) for iterations in _RESUME_IN_LOG.findall(log))
     for iterations, changes in list_resumes(experiment.manifest):
         text = f"continued with changes: {'; '.join(changes)}" if changes else "continued"
         events.append(Event(float(iterations), "resume", text))
         logged_resumes[iterations] -= 1
-    for iterations in logged_resumes.elements():  # those without changes
+    for iterations in logged_resumes.elements():  # those that only the log has: counts above 0
         events.append(Event(float(iterations), "resume", "resumed"))
     return sorted(events, key=_order_of_event)
 
@@ -456,10 +465,12 @@ def _metric_events(experiment: StoredExperiment, log: str) -> list[Event]:
         if row.get("engine/restarts", 0) > previous_row.get("engine/restarts", 0):
             events.append(Event(x, "restart", "the engine was started again"))
         for key in signs:
+            previous_value = previous_row.get(key, 0)
             # If a row doesn't have a sign, its value is taken from the row before, so nothing begins or ends.
-            value, sign = row.get(key, previous_row.get(key, 0)), key.removeprefix(SIGN_PREFIX)
-            if bool(value) == bool(previous_row.get(key, 0)):
+            value = row.get(key, previous_value)
+            if bool(value) == bool(previous_value):
                 continue
+            sign = key.removeprefix(SIGN_PREFIX)
             reason = logged_reasons.get((sign, int(x)), "")
             if not value:
                 text = f"{sign} ends"

@@ -112,7 +112,7 @@ def answer_name(source: str, answer: str, text: str) -> str:
 
 
 def _hash_text(text: str) -> str:
-    # "surrogatepass": the text may contain half a character, which UTF-8 can't encode.
+    # The text may contain a lone surrogate (half a character), which UTF-8 encodes only with "surrogatepass".
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
@@ -225,9 +225,9 @@ class Notes:
     def __init__(self, run: Run, answers: AnswerStore) -> None:
         self._folder, self._answers = run.directory.notes_folder, answers
         self._lock = threading.Lock()
-        self._read: dict[Path, tuple[object, Note | str]] = {}
+        self._stats_and_notes: dict[Path, tuple[object, Note | str]] = {}
         """For each file its stat when it was read, and its note, or a message on why it can't be read."""
-        self._names: dict[tuple[str, str, str], tuple[int, str]] = {}
+        self._rows_and_names: dict[tuple[str, str, str], tuple[int, str]] = {}
         """For each answer its row in the index, and its name (see `answer_name`).
 
         The key is (name of the source, the source's fingerprint, ``problem#sample``). The fingerprint changes
@@ -256,7 +256,7 @@ class Notes:
             answers_by_source.setdefault(note.about.source, {})[note.about.answer] = None
         if not notes_by_name:
             return {}
-        # By source: its fingerprint, a text that changes whenever the source's files change.
+        # Of each source that has an index, its fingerprint, which changes when the source's files change.
         fingerprints = {
             item.source.name: item.about.fingerprint
             for item in self._answers.list_indexed_sources()
@@ -270,48 +270,55 @@ class Notes:
             self._read_names(source, fingerprint, list(answers))
             for answer in answers:
                 key = source, fingerprint, answer
-                if key not in self._names:  # the source has no such answer any more
+                if key not in self._rows_and_names:  # the source has no such answer any more
                     continue
                 # A name is a hash of the answer's source, problem, sample and text. If the text has changed,
                 # it is another name than the note's.
-                row, name = self._names[key]
+                row, name = self._rows_and_names[key]
                 if name in notes_by_name:
                     rows[source, row] = notes_by_name[name]
         return rows
 
     def _read_names(self, source: str, fingerprint: str, answers: Sequence[str]) -> None:
-        """Adds the names of the answers ``problem#sample`` to `_names`, if they are not there yet.
+        """Adds the rows and names of a source's `answers` to `_rows_and_names`, if they are not there yet.
 
-        A name is a hash that includes the answer's text, so the text is read for each new name.
+        `answers` are texts ``problem#sample``. A name is a hash that includes the answer's text, so the text
+        is read for each new name.
         """
-        unread = [answer for answer in answers if (source, fingerprint, answer) not in self._names]
+        unread = [answer for answer in answers if (source, fingerprint, answer) not in self._rows_and_names]
         if not unread:
             return
         placeholders = ", ".join("?" * len(unread))
         query = f"SELECT answer, row, place FROM answers WHERE answer IN ({placeholders})"
         index_rows = self._answers.sql(query, unread, [source])
-        texts = self._answers.texts([(source, row["place"]) for row in index_rows])
-        for row, text in zip(index_rows, texts, strict=True):
-            name = answer_name(source, row["answer"], text)
-            self._names[source, fingerprint, row["answer"]] = row["row"], name
+        # The column `place` is the answer's position in the source's file.
+        texts = self._answers.texts([(source, index_row["place"]) for index_row in index_rows])
+        for index_row, text in zip(index_rows, texts, strict=True):
+            answer = index_row["answer"]
+            name = answer_name(source, answer, text)
+            self._rows_and_names[source, fingerprint, answer] = index_row["row"], name
 
     def _read_all(self) -> list[Note | str]:
         """Returns the note of each file, or a message on why the file can't be read."""
         with self._lock:
             stats = {path: stat_of(path) for path in note_files(self._folder)}
-            self._read = {path: entry for path, entry in self._read.items() if path in stats}
+            # Files that don't exist any more are forgotten.
+            self._stats_and_notes = {
+                path: entry for path, entry in self._stats_and_notes.items() if path in stats
+            }
             for path, stat in stats.items():
                 if stat is None:  # the file has just been deleted
                     continue
-                if path in self._read and self._read[path][0] == stat:  # the file hasn't changed
+                earlier_stat, _ = self._stats_and_notes.get(path, (None, ""))
+                if earlier_stat == stat:  # the file hasn't changed
                     continue
                 try:
-                    self._read[path] = stat, read_note(path)
+                    self._stats_and_notes[path] = stat, read_note(path)
                 except FileNotFoundError:  # deleted since the stat: "" is left out below
-                    self._read[path] = stat, ""
+                    self._stats_and_notes[path] = stat, ""
                 except (ValueError, OSError) as error:
-                    self._read[path] = stat, str(error)
-            return [item for _, item in self._read.values() if item]
+                    self._stats_and_notes[path] = stat, str(error)
+            return [item for _, item in self._stats_and_notes.values() if item]
 
 
 def labels_in_use(notes_of_experiments: Iterable[Notes]) -> list[str]:
@@ -372,11 +379,12 @@ def write_notes(named_notes: Iterable[tuple[str, Note]], file: IO[bytes], file_f
     rows: list[dict[str, Any]] = []
     for experiment, note in named_notes:
         answer_fields = asdict(note.about)
-        # The column "answer" has the answer's text. ``problem#sample`` is left out: both have their columns.
+        # In the data set, "answer" is the answer's text. In a note, it is ``problem#sample``, which the
+        # columns "problem" and "sample" have.
         answer_fields["answer"] = answer_fields.pop("text")
-        texts = {"experiment": experiment, **answer_fields, "note": note.text, "author": note.author}
+        fields = {"experiment": experiment, **answer_fields, "note": note.text, "author": note.author}
         row = {
-            name: make_writable(value) if isinstance(value, str) else value for name, value in texts.items()
+            name: make_writable(value) if isinstance(value, str) else value for name, value in fields.items()
         }
         row["labels"] = list(map(make_writable, note.labels))
         row["time"] = datetime.fromtimestamp(note.written, UTC)
@@ -389,11 +397,13 @@ def write_notes(named_notes: Iterable[tuple[str, Note]], file: IO[bytes], file_f
     import pyarrow as pa
     from pyarrow import parquet
 
-    kinds = {
+    column_types = {
         "sample": pa.int64(),
         "labels": pa.list_(pa.string()),
         "time": pa.timestamp("ms", tz="UTC"),
         **dict.fromkeys(("score", "reward", "advantage"), pa.float64()),
     }
-    schema = pa.schema([pa.field(name, kinds.get(name, pa.large_string())) for name in _COLUMNS_OF_NOTES])
+    schema = pa.schema(
+        [pa.field(name, column_types.get(name, pa.large_string())) for name in _COLUMNS_OF_NOTES]
+    )
     parquet.write_table(pa.Table.from_pylist(rows, schema=schema), file, compression="zstd")

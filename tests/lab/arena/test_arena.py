@@ -613,7 +613,7 @@ def test_every_shipped_method_has_a_score_and_a_place_on_the_map(tmp_path: Path)
     for scores_by_method in by_language.values():
         assert set(scores_by_method) == set(methods)
         assert all(score["problems"] == 24 and score["cost"] >= 1 for score in scores_by_method.values())
-    write_page(tmp_path, by_language, "treetune arena", trained=["critic"])
+    write_page(tmp_path, by_language, "treetune arena", not_recommended=["critic"])
     assert (tmp_path / "arena_map.png").stat().st_size > 10_000
     page = (tmp_path / "arena.md").read_text()
     assert page.count("| λ-GRPO |") == 3 and "| nan" not in page

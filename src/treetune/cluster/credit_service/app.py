@@ -157,8 +157,8 @@ def make_application(service: CreditService, key: str, most_bytes: int) -> ASGIA
     """
     counts = ServedCounts()
     # All bodies together, also those of requests that wait, may be as large as the largest bodies of the
-    # `calls` requests that are worked on at the same time.
-    bodies = _Bodies(most_bytes, service.calls * most_bytes)
+    # `calls_at_once` requests that are worked on at the same time.
+    bodies = _Bodies(most_bytes, service.calls_at_once * most_bytes)
 
     async def show_health(request: Request) -> Response:
         return JSONResponse(Health(status="ok", version=treetune.__version__).model_dump())
@@ -171,7 +171,7 @@ def make_application(service: CreditService, key: str, most_bytes: int) -> ASGIA
 
     async def respond_to_request(request: Request) -> Response:
         """Responds to a request for advantages, and counts it."""
-        if counts.in_progress >= service.calls + MOST_WAITING_REQUESTS:
+        if counts.in_progress >= service.calls_at_once + MOST_WAITING_REQUESTS:
             counts.requests[503] += 1
             return _make_failure(503, f"{MOST_WAITING_REQUESTS} requests wait already: send it again later")
         started = time.monotonic()

@@ -103,7 +103,7 @@ class CreditService(AbstractContextManager["CreditService"]):
         """The engine that this object has opened and closes."""
         self._engine: Engine | CallersServers | None = servers or self._open_engine(tokenizer)
         # An engine in this process samples for one call at a time.
-        self.calls = 1 if isinstance(self._engine, Engine) else settings.calls
+        self.calls_at_once = 1 if isinstance(self._engine, Engine) else settings.calls
         self._graders: list[GraderPool] = []
         self._slots: asyncio.Queue[_Slot] = asyncio.Queue()
         self._fill_slots(tokenizer)
@@ -123,7 +123,7 @@ class CreditService(AbstractContextManager["CreditService"]):
         grader = self._settings.grader
         if isinstance(grader, Mapping):
             grader = build(Grader, dict(grader), key=("grader",))
-        for _ in range(self.calls):
+        for _ in range(self.calls_at_once):
             grading = None
             if grader is not None:
                 grading = GraderPool(grader)

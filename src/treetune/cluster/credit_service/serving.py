@@ -41,6 +41,14 @@ def run_service(
 ) -> None:
     """Prints the service's address, and serves until SIGTERM or Ctrl-C.
 
+    Args:
+        settings: The settings of the service's owner.
+        key: The key that requests need.
+        host: The address to listen on.
+        port: The port to listen on; 0 is any free one.
+        most_bytes: Most bytes of a request's body.
+        say: Prints a line.
+
     Raises:
         ValueError: The settings are wrong, or the port isn't available.
     """
@@ -96,12 +104,13 @@ def _read_grader(text: str | None) -> Mapping[str, Any] | None:
 
 def _evaluate_option(text: str, name: str) -> Any:
     """Returns the value of a Jsonnet text of the owner, such as ``{type: 'math'}``."""
-    return sum_of([Layer(name, text)], {})
+    return sum_of([Layer(name, text)], variables={})  # evaluates the only layer
 
 
 def _listen(host: str, port: int) -> socket.socket:
     """Returns a socket that listens. Raises ValueError if the address or the port isn't available."""
     listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    # Without this option, the port of a service that has just ended would stay taken for a minute.
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))

@@ -273,15 +273,15 @@ class PassRates(Rule):
             _RatedModel("weak", HIGH_PASS_RATE, self.weak, self.high),
         ]
 
-    def _judge_without_rate(self, place: str, model: _RatedModel) -> str | None:
+    def _judge_without_rate(self, location: str, model: _RatedModel) -> str | None:
         """Returns the reason to drop a row without a rate; None if the row is kept. Raises ValueError if it
         stops the command."""
         missing_from = f" in {model.rates_path}" if model.rates_path else f": no {model.column}"
         reason = f"no rate of the {model.name} model{missing_from}"
         if self.missing == "stop":
             raise ValueError(
-                f"{place} has {reason}: estimate its difficulty, or say with missing whether such rows stay"
-                " ('keep') or go ('drop')"
+                f"{location} has {reason}: estimate its difficulty, or say with missing whether such rows"
+                " stay ('keep') or go ('drop')"
             )
         return reason if self.missing == "drop" else None
 

@@ -88,6 +88,7 @@ class Loss:
         policy.zero_grad(set_to_none=True)
         minibatch = Minibatch.of(self.sequences, units, objective)
         total = 0.0
+        # Without units there is nothing to learn: the objective gives all sequences the weight 0.
         if minibatch.units:
             teacher = self.models.teacher if isinstance(objective, TeacherObjective) else None
             batches = micro_batches(
@@ -156,10 +157,12 @@ def problem_gradients(
     losses = []
     for episodes in credits:
         same_tokens = _with_trained_tokens_of(credits[0], episodes)
-        # `Outcome` leaves no values to the trainer, so the episodes' own advantages are used.
+        # Some credits leave it to the trainer to compute advantages from a critic's values. With `Outcome`,
+        # the advantages of the episodes are used.
         losses.append(Loss(session, point, same_tokens, settings, Outcome(), layout))
     n_parameters = sum(parameter.numel() for parameter in losses[0].models.policy.parameters())
     projection = Projection.draw(n_parameters, seed)
+    # A unit is a tuple of the indices of episodes that the objective compares: here of a single episode.
     units_by_problem: dict[str, list[Unit]] = {}
     for index, episode in enumerate(credits[0]):
         units_by_problem.setdefault(episode.group, []).append((index,))
@@ -222,13 +225,13 @@ class Projection:
         import torch
 
         generator = torch.Generator()
-        generator.manual_seed(derive_seed(seed, "sketch") % 2**63)
+        generator.manual_seed(derive_seed(seed, "sketch"))
         bins_D = torch.randint(SKETCH_SIZE, (size,), generator=generator)
         signs_D = torch.randint(2, (size,), generator=generator, dtype=torch.int8) * 2 - 1
         return Projection(bins_D, signs_D)
 
     def project(self, gradient: Sequence[Tensor]) -> Tensor:
-        """Returns the sum of the gradient's numbers in each bin, with their signs: `SKETCH_SIZE` numbers.
+        """Returns for each of `SKETCH_SIZE` bins the sum of the gradient's numbers in it, times their signs.
 
         The gradient is given in parts, one for each parameter. Projecting a part at a time needs less memory
         than projecting the whole gradient.
@@ -270,8 +273,8 @@ def _project_gradients(
         for row, index in enumerate(indices):
             advantages_N = losses[index].tensors.advantages_N
             assert advantages_N is not None
-            # The sign is that of a loss. It turns the gradients of all credits around, and so doesn't matter
-            # when they are compared.
+            # The minus makes it the gradient of a loss. All credits have it, so it doesn't matter when their
+            # gradients are compared.
             weights_N = -(minibatch.weights_N * advantages_N)[batch.flat_index_N]
             weights_N = weights_N.to(logprobs_N)
             if weights_N.any():
@@ -289,9 +292,9 @@ def _with_trained_tokens_of(reference: Sequence[Episode], episodes: Sequence[Epi
     same_tokens = []
     for reference_episode, episode in zip(reference, episodes, strict=True):
         assert episode.advantages is not None
-        has_others = (episode.trained & ~reference_episode.trained).any()
-        assert not has_others, "the first credit trains all tokens that any of them trains"
-        advantages = episode.advantages * episode.trained
+        trains_further_tokens = (episode.trained & ~reference_episode.trained).any()
+        assert not trains_further_tokens, "the first credit trains all tokens that any of them trains"
+        advantages = episode.advantages * episode.trained  # 0 where the episode doesn't train
         same_tokens.append(replace(episode, trained=reference_episode.trained, advantages=advantages))
     return same_tokens
 
@@ -300,13 +303,15 @@ def _hash_of_inputs(loss: Loss, units: Sequence[Unit], point: int, seed: int) ->
     """Returns a hash of what a problem's gradient with a credit depends on.
 
     The hash covers the tokens of the problem's answers, which of the tokens are trained, their advantages,
-    the checkpoint's number `point`, and `seed`. It doesn't cover the weights themselves.
+    the checkpoint's number `point`, and `seed`. It doesn't cover the weights themselves: hashes are only
+    compared within a folder of the run's analysis.
     """
     assert loss.tensors.advantages_N is not None
     digest = hashlib.blake2b(repr((point, seed)).encode(), digest_size=12)
     starts = loss.sequences.starts
-    for (index,) in units:  # a unit is the index of a single episode
-        for row in loss.sequences.rows_of((index,)):
+    for unit in units:
+        [index] = unit  # the index of a single episode
+        for row in loss.sequences.rows_of(unit):
             digest.update(loss.sequences.rows[row].content_hash)
         digest.update(loss.tensors.advantages_N[starts[index] : starts[index + 1]].numpy().tobytes())
     return digest.hexdigest()

@@ -89,6 +89,7 @@ def compare_steps(steps: Mapping[str, ReplayedStep]) -> dict[str, Any]:
         }
     if other is not None:
         result["cosine_of_gradients"] = _cosine(own.gradient, other.gradient)
+        # The gradients are in float64. The changes are in float32, which would round sums over all weights.
         result["cosine_of_changes"] = _cosine(own.change.double(), other.change.double())
         result["correlation_of_advantages"] = _correlation_of_advantages(own.episodes, other.episodes)
     return result
@@ -108,40 +109,45 @@ def _correlation_of_advantages(first: Sequence[Episode], second: Sequence[Episod
     from treetune.lab.analyzers.figures import correlation
 
     episode_of_second = {episode.trajectory: episode for episode in second}
-    columns: tuple[list[Column], list[Column]] = [], []
+    first_advantages: list[Column] = []
+    second_advantages: list[Column] = []
     for episode in first:
         other = episode_of_second.get(episode.trajectory)
         if other is None or episode.advantages is None or other.advantages is None:
             continue
         # A credit may leave tokens out of training, such as those whose entropy is low.
         trained_by_both = episode.trained & other.trained
-        columns[0].append(episode.advantages[trained_by_both])
-        columns[1].append(other.advantages[trained_by_both])
-    if not columns[0]:
+        first_advantages.append(episode.advantages[trained_by_both])
+        second_advantages.append(other.advantages[trained_by_both])
+    if not first_advantages:
         return None
-    coefficient = correlation(np.concatenate(columns[0]), np.concatenate(columns[1]))
+    coefficient = correlation(np.concatenate(first_advantages), np.concatenate(second_advantages))
     return None if math.isnan(coefficient) else coefficient
 
 
 def rows_of_answers(steps: Mapping[str, ReplayedStep]) -> Iterator[dict[str, Any]]:
-    """Yields a row for each answer that a variant trains, with the credit that each variant gives its steps.
+    """Yields a row for each trained answer, with the credit that its steps got in each training.
 
-    A variant is the training "own" or "other". `step_ends` are those of the first variant that has the
-    answer. The advantage of a step is the advantage of its first token.
+    `steps` has one or two trainings on the iteration's answers: "own", as the run did it, and "other", with a
+    changed configuration. A selection may leave an answer out of one of them. ``step_ends`` are those of the
+    first training that has the answer. The advantage of a step is the advantage of its first token.
     """
-    episodes_by_answer: dict[str, dict[str, Episode]] = {}  # by the answer's id and the variant's name
+    # The keys are an answer's id and the name of a training.
+    episodes_by_answer: dict[str, dict[str, Episode]] = {}
     for name, step in steps.items():
         for episode in step.episodes:
             episodes_by_answer.setdefault(episode.trajectory, {})[name] = episode
-    for answer, episode_by_variant in episodes_by_answer.items():
-        first = next(iter(episode_by_variant.values()))
+    for answer, episode_by_training in episodes_by_answer.items():
+        first = next(iter(episode_by_training.values()))
         starts = (0, *first.step_ends[:-1])
         advantages: dict[str, list[float] | None] = {}
         values: dict[str, list[float] | None] = {}
-        for name, episode in episode_by_variant.items():
-            of_tokens, of_steps = episode.advantages, episode.step_values
-            advantages[name] = None if of_tokens is None else [float(of_tokens[start]) for start in starts]
-            values[name] = None if of_steps is None else [float(value) for value in of_steps]
+        for name, episode in episode_by_training.items():
+            advantages[name] = values[name] = None
+            if episode.advantages is not None:
+                advantages[name] = [float(episode.advantages[start]) for start in starts]
+            if episode.step_values is not None:
+                values[name] = [float(value) for value in episode.step_values]
         yield {
             "answer": answer,
             "reward": first.reward,
@@ -237,30 +243,29 @@ def replay(
     # With the run's credit, selection and shaping, the stored episodes are trained. With others, credit is
     # assigned again.
     assigns_credit = changed_config is not None and not _have_same_episodes(run_config, changed_config)
-    if (
-        changed_config is not None
-        and changed_config.credit.asks_critic
-        and not run_config.credit.needs_critic
-    ):
-        raise ValueError(
-            f"the run in {path} trained no critic, which the other credit needs: replay it with a credit"
-            " that needs none"
-        )
-    if changed_config is not None and changed_config.credit.trainer_scores.reference and assigns_credit:
-        raise ValueError(
-            "the other credit needs the trainer's reference model, which a replay of credit doesn't have: set"
-            " its scorer to 'policy'"
-        )
     # The run's folder may have another name or place than when it was trained.
     config = replace(run_config, directory=str(path.parent), experiment_name=path.name)
-    variants = {"own": config} | ({} if changed_config is None else {"other": changed_config})
+    variants = {"own": config}
     label = f"replay-{iteration:04d}"
+    needs_engine = False
     if changed_config is not None:
+        if changed_config.credit.asks_critic and not run_config.credit.needs_critic:
+            raise ValueError(
+                f"the run in {path} trained no critic, which the other credit needs: replay it with a credit"
+                " that needs none"
+            )
+        if assigns_credit and changed_config.credit.trainer_scores.reference:
+            raise ValueError(
+                "the other credit needs the trainer's reference model, which a replay of credit doesn't have:"
+                " set its scorer to 'policy'"
+            )
+        variants["other"] = changed_config
         # Each change has its own folder, in which a later replay of the same change finds the samples.
-        label += f"-{config_hash({key: repr(getattr(changed_config, key)) for key in REPLACEABLE_KEYS})[:8]}"
+        replaceable_values = {key: repr(getattr(changed_config, key)) for key in REPLACEABLE_KEYS}
+        label += f"-{config_hash(replaceable_values)[:8]}"
+        needs_engine = assigns_credit and changed_config.credit.needs_engine
     folder = directory.analysis_folder(label)
     work = folder.with_name(f".{folder.name}.unfinished")
-    needs_engine = changed_config is not None and changed_config.credit.needs_engine and assigns_credit
     steps: dict[str, ReplayedStep] = {}
     with (
         Session.open(config, plain, "analysis") as session,
@@ -322,8 +327,8 @@ def _state_before(session: Session, point: int, rebuilt_folder: Path | None) -> 
             " step is that of a new optimiser; --exact computes the state from the earlier episodes"
         )
         return None
-    # Such a run keeps the weights of one of an iteration's epochs. `trainer.train` below keeps the last ones.
     if config.choose_checkpoint is not None:
+        # The run kept the weights of a chosen epoch. `trainer.train` below would keep those of the last.
         raise ValueError(
             "the trainer's state can't be computed from the episodes of an experiment that chooses among"
             " epochs: replay it without --exact"
@@ -426,8 +431,10 @@ def assign_credit_again(
         # Reward shaping may depend on what it remembers of earlier iterations.
         context = replace(context, shaping_memory=read_shaping_memory(session, point), model_scores=scores)
         selected, metrics = assign_credit(session.ranks, config, context, trees)
+        # Only the first rank has the selected episodes.
         episodes = send_episodes_of_first(session.ranks, "selected episodes", selected)
-    return episodes, metrics, 0 if engine is None else engine.tokens - tokens_before
+    sampled_tokens = 0 if engine is None else engine.tokens - tokens_before
+    return episodes, metrics, sampled_tokens
 
 
 def _train_and_compare(
@@ -452,12 +459,15 @@ def _train_and_compare(
     # Bring the trainer into the state before the iteration. `make_trainer` has the start weights and a new
     # optimiser, which is right for the first iteration (0).
     trainer = make_trainer(session)
-    restarts = session.config.restart == "every_iteration"
+    resets_each_iteration = session.config.restart == "every_iteration"
     if state is not None:
         trainer.load(state)
-    elif point and restarts:
+    elif point and resets_each_iteration:
+        # The run, too, reset policy and optimiser to the start model before this iteration. `restart` doesn't
+        # train the episodes: it only scores them before the reset, for metrics.
         metrics = metrics | trainer.restart(episodes)
     elif point:
+        # The trainer's state was deleted: the stored weights are trained with a new optimiser.
         stored_policy = policy_at(session, point)
         with torch.no_grad():
             for parameter, stored in zip(trainer.model.parameters(), stored_policy.parameters(), strict=True):
@@ -477,33 +487,43 @@ def _train_and_compare(
 
     # Compare the result with the run's.
     next_policy = session.directory.checkpoint_folder(point + 1) / "policy"
-    # A new optimiser in place of a deleted state takes another step than the run did.
-    has_runs_state = not point or restarts or state is not None
+    # False only where a new optimiser took the place of a deleted state: its step is another than the run's.
+    begins_like_run = not point or resets_each_iteration or state is not None
     is_same, different_tensor = None, None
-    if next_policy.is_dir() and has_runs_state:
+    if next_policy.is_dir() and begins_like_run:
         from treetune.models.policy_files import read_policy
 
         stored_weights, _ = read_policy(next_policy)
         different_tensor = first_different_tensor(stored_weights, weights_after, float(change.norm()))
         is_same = different_tensor is None
     trainer.policy.close()
-    unlike = _unlike_record(session.directory.iteration_folder(point) / ITERATION_METRICS, metrics)
-    return ReplayedStep(episodes, gradient, change, metrics, is_same, different_tensor, unlike, tokens)
+    recorded_metrics = session.directory.iteration_folder(point) / ITERATION_METRICS
+    return ReplayedStep(
+        episodes,
+        gradient,
+        change,
+        metrics,
+        same_as_run=is_same,
+        different_tensor=different_tensor,
+        unlike_record=_differing_metrics(recorded_metrics, metrics),
+        sampled_tokens=tokens,
+    )
 
 
 def first_different_tensor(
-    stored: Mapping[str, Tensor], after: Mapping[str, Tensor], change: float
+    stored: Mapping[str, Tensor], after: Mapping[str, Tensor], norm_of_change: float
 ) -> dict[str, Any] | None:
     """Returns the first tensor that differs from the checkpoint's by even one bit, or None if none differs.
 
     Args:
         stored: the checkpoint's weights.
         after: the weights after the step that was done again, in the model's order.
-        change: the norm of that step.
+        norm_of_change: the norm of that step's change of the weights.
 
     Returns:
         ``tensor``, the tensor's name; ``numbers``, how many of its ``of`` values differ; ``largest``, the
-        largest difference; ``share``, the norm of the difference over all tensors, divided by `change`.
+        largest difference; ``share``, the norm of the difference over all tensors, divided by
+        `norm_of_change`.
     """
     differences: dict[str, Tensor] = {}
     for name, weight in after.items():
@@ -520,13 +540,13 @@ def first_different_tensor(
                 "numbers": numbers,
                 "of": difference.numel(),
                 "largest": float(difference.max()),
-                "share": norm / change if change else math.inf,
+                "share": norm / norm_of_change if norm_of_change else math.inf,
             }
     return None
 
 
-def _unlike_record(path: Path, metrics: Metrics) -> list[str] | None:
-    """Returns the names of training metrics that differ from those that the run recorded.
+def _differing_metrics(path: Path, metrics: Metrics) -> list[str] | None:
+    """Returns the names of training metrics that differ from those that the run recorded in the file `path`.
 
     Returns None if the run recorded none."""
     if not path.is_file():
@@ -535,6 +555,7 @@ def _unlike_record(path: Path, metrics: Metrics) -> list[str] | None:
     recorded = {name: value for name, value in record.items() if name.startswith("train/")}
     if not recorded:
         return None
-    # `metrics_row` rounds as the run's record does.
-    row = metrics_row(0, 0.0, {name: metrics[name] for name in recorded if name in metrics})
+    # `metrics_row` rounds as the run's record does. Its iteration and time are not compared.
+    comparable = {name: metrics[name] for name in recorded if name in metrics}
+    row = metrics_row(iteration=0, wall_time=0.0, metrics=comparable)
     return sorted(name for name in recorded if row.get(name) != recorded[name])

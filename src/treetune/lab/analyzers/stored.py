@@ -73,17 +73,17 @@ def _trusts_remote_code(session: Session) -> bool:
 
 def _copy_weights(module: nn.Module, directory: Path, trusted: bool) -> None:
     """Copies stored weights into a module of the same architecture."""
-    weights, _ = read_policy(directory, trust_remote_code=trusted)
-    parameters = saved_weights(module)
-    if parameters.keys() != weights.keys():
-        different = sorted(parameters.keys() ^ weights.keys())
+    stored_tensors, _ = read_policy(directory, trust_remote_code=trusted)
+    tensors = saved_weights(module)  # those of the module's tensors that are stored with a model
+    if tensors.keys() != stored_tensors.keys():
+        different = sorted(tensors.keys() ^ stored_tensors.keys())
         raise ValueError(
             f"{directory} has the weights of another model than the configuration describes: only one of both"
             f" has {', '.join(different[:3])}"
         )
     with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(weights[name])
+        for name, tensor in tensors.items():
+            tensor.copy_(stored_tensors[name])
 
 
 def rollout_that_samples(config: PolicyIteration) -> Rollout:
@@ -94,6 +94,7 @@ def rollout_that_samples(config: PolicyIteration) -> Rollout:
     """
     for rollout in (config.rollout, config.evaluation.rollout):
         if rollout is not None and rollout.needs_engine and rollout.sampling is not None:
+            # The problems of an analysis are a fixed list, as in evaluation.
             return adapt_to_fixed_problems(rollout)
     raise ValueError(
         "nothing in the experiment samples from the policy: give evaluation.rollout,"
@@ -112,8 +113,8 @@ def context_at(
 ) -> RolloutContext:
     """Returns a context for sampling with the experiment's own settings, or with those of `rollout`.
 
-    Answered requests are kept in a journal, so that an interrupted analysis resumes. The context has the
-    policy's distributions and, if the experiment trains one, the critic: credit methods read them there.
+    Answered requests are kept in a journal, so that an interrupted analysis resumes. For credit methods, the
+    context has the policy's distributions, and the critic if the experiment trains a critic.
 
     Args:
         point: The number of finished iterations whose weights the engine has.
@@ -144,7 +145,7 @@ def distributions_at(session: Session, point: int) -> Distributions:
         """Returns for each row Σ π² and the entropy of each response token's distribution."""
         device, columns = session.ranks.device, []
         model = policy_at(session, point)
-        # `terms` computes further numbers of each position from its logits: here only Σ π².
+        # `terms` returns a tuple of numbers to compute from the logits of each position: here only Σ π².
         policy = PolicyModule(model, terms=lambda logits_CV, _: (logits_CV.softmax(-1).square().sum(-1),))
         for row in rows:
             ids_T = torch.from_numpy(concatenate([row.prompt_ids, row.response_ids]).astype("int64")).to(
@@ -255,7 +256,11 @@ class StoredModels:
 
     @cached_property
     def teacher(self) -> TeacherModel:
-        """The objective's teacher: the start model, or the policy. A moving average isn't stored."""
+        """The objective's teacher: the start model, or the policy. A moving average isn't stored.
+
+        `TeacherModel` takes a function that lends it the model in a ``with`` block. Here the block changes
+        nothing, hence `nullcontext`.
+        """
         settings = teacher_of(self.objective)
         assert settings is not None, "callers ask only for an objective with a teacher"
         if settings.weights == "policy":

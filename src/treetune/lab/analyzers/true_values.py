@@ -253,9 +253,9 @@ def continue_prefixes(
 ) -> list[Estimate]:
     """Returns the rewards of `samples` continuations of each node.
 
-    A node is an answer and the token ids of a prefix. The answer gives the problem and its prompt. The prefix
-    need not be the beginning of this answer. The seeds of the continuations depend on `purpose`, so that two
-    purposes never share a continuation."""
+    A node is an answer and the token ids of a prefix. Only the problem and its prompt are taken from the
+    answer. So the prefix may end in a step that this answer doesn't have. The seeds of the continuations
+    depend on `purpose`, so that two purposes never share a continuation."""
     states = [
         StateIds(answer.problem, answer.prompt_ids, token_array(prefix_ids)) for answer, prefix_ids in nodes
     ]
@@ -273,14 +273,15 @@ def continue_states(
     assert context.settings.sampling is not None, "the context is that of a rollout that samples"
     if not states:
         return []
-    # Each state is treated as a separate problem. This problem has one path, the answer so far, and one
-    # state, the end of path 0.
+    # Each state is treated as a separate problem with a single path, the answer so far. The state is the end
+    # of this path.
     problem_states = []
     for state in states:
         end_of_path = StateOfPath(path=0, length=len(state.begun_ids))
         path = [Segment(state.begun_ids)]
         problem_states.append(ProblemStates(state.problem, state.prompt_ids, [path], [end_of_path]))
     plan = ContinuationPlan(FixedBudget(samples), context.settings.sampling, purpose)
+    # Of the rule `StepBoundaries`, only its way to continue states is used: the states are already chosen.
     estimates_by_problem, all_estimates = estimate_states(context, problem_states, StepBoundaries(), plan)
     ungraded = sum(estimate.all_rewards.count(None) for estimate in all_estimates)
     if ungraded:
@@ -288,7 +289,7 @@ def continue_states(
             f"{ungraded} continuations could not be graded, and the analysis needs all of them: run it again"
             " when the grader is available. What was sampled is kept"
         )
-    return [estimate for [estimate] in estimates_by_problem]
+    return [estimate for [estimate] in estimates_by_problem]  # a problem has a single state here
 
 
 CONTINUATIONS_AT_ONCE = 1024
@@ -443,8 +444,8 @@ class _StateBatch:
         for state in states:
             budget = context.settings.token_budget(state.prompt_ids, context.settings.sampling.max_tokens)
             self.budgets.append(budget - len(state.begun_ids))
-        # A random number for each state, sample and position. Paths of the same sample share these numbers.
-        # This doesn't bias the mean of the paths, because each single path follows a fair draw.
+        # A random number for each state, sample and position. A sample may become several paths (`_Path`),
+        # which share these numbers: each path by itself is still drawn fairly, so their mean has no bias.
         uniform = []
         for state in states:
             begun = repr(state.begun_ids.tolist())
@@ -455,12 +456,12 @@ class _StateBatch:
         # each times the path's weight.
         self.rewards = np.zeros((len(states), samples))
         self.paths = []
-        for number in range(len(states)):
+        for state_number in range(len(states)):
+            text = self._decode_answer(state_number, [])
+            # At first the model's batch has one row for each state, which all samples of the state share.
+            row = state_number
             for sample in range(samples):
-                # At first the model's batch has one row for each state. All samples of a state share this
-                # row, whose number is that of the state.
-                path = _Path(number, sample, number, weight=1.0, ids=[], text=self._decode_answer(number, []))
-                self.paths.append(path)
+                self.paths.append(_Path(state_number, sample, row, weight=1.0, ids=[], text=text))
 
     def _decode_answer(self, state: int, ids: Sequence[int]) -> str:
         begun: list[int] = self.states[state].begun_ids.tolist()
@@ -476,13 +477,13 @@ class _StateBatch:
         """Extends all paths token by token until each is over, and returns the value of each state."""
         import numpy as np
 
-        self.paths = [path for path in self.paths if not self._is_over(path)]
+        self.paths = [path for path in self.paths if not self._grade_if_over(path)]
         if self.paths:
             # A row for each sequence in the model's batch, and a column for each token of the vocabulary.
             probabilities_BV = self.steps.begin(np.stack([whole_ids(state) for state in self.states]))
         while self.paths:
             extended = self._extend_paths(probabilities_BV)
-            self.paths = [path for path in extended if not self._is_over(path)]
+            self.paths = [path for path in extended if not self._grade_if_over(path)]
             if self.paths:
                 rows, tokens = [path.row for path in self.paths], [path.ids[-1] for path in self.paths]
                 probabilities_BV = self.steps.extend(rows, tokens)
@@ -502,21 +503,26 @@ class _StateBatch:
 
         probabilities_WV = probabilities_BV[[path.row for path in self.paths]]
         right_tokens = [self._right_token(path) for path in self.paths]  # None where nothing is decided
-        drawn_shares_W = np.ones(len(self.paths))  # the probability of the tokens that are drawn from
+        # The probability of the tokens that are drawn from: those of the whole vocabulary, or at a decision
+        # all but the right one.
+        drawn_from_W = np.ones(len(self.paths))
         for number, right_token in enumerate(right_tokens):
             if right_token is not None:
-                drawn_shares_W[number] -= probabilities_WV[number, right_token]
+                drawn_from_W[number] -= probabilities_WV[number, right_token]
                 probabilities_WV[number, right_token] = 0.0
-        # Draws a token by inverting the cumulative sums, whose last column need not be 1.
+        # Draws the first token whose cumulative sum is above a random share of the total. The total is below
+        # 1 at a decision.
         sums_WV = probabilities_WV.cumsum(1)
+        totals_W = sums_WV[:, -1]
         uniform_W = np.array([self.uniform[path.state, path.sample, len(path.ids)] for path in self.paths])
-        tokens = (sums_WV[:, :-1] <= uniform_W[:, None] * sums_WV[:, -1:]).sum(1)
-        for path, right_token, share, token in zip(
-            self.paths, right_tokens, drawn_shares_W.tolist(), tokens.tolist(), strict=True
+        thresholds_W = uniform_W * totals_W
+        tokens = (sums_WV[:, :-1] <= thresholds_W[:, None]).sum(1)
+        for path, right_token, drawn_from, token in zip(
+            self.paths, right_tokens, drawn_from_W.tolist(), tokens.tolist(), strict=True
         ):
             if right_token is not None:
-                yield self._extend_path(path, right_token, path.weight * (1 - share))
-            yield self._extend_path(path, token, path.weight * share)
+                yield self._extend_path(path, right_token, path.weight * (1 - drawn_from))
+            yield self._extend_path(path, token, path.weight * drawn_from)
 
     def _extend_path(self, path: _Path, token: int, weight: float) -> _Path:
         ids = [*path.ids, token]
@@ -536,8 +542,8 @@ class _StateBatch:
         [token] = self.context.codec.encode(right)
         return int(token)
 
-    def _is_over(self, path: _Path) -> bool:
-        """Returns whether the path ends here. If it does, its reward is added to that of its sample.
+    def _grade_if_over(self, path: _Path) -> bool:
+        """Returns whether the path ends here. If it does, adds its reward to that of its sample.
 
         A path ends at an end token, and where the budget of tokens is used up. It also ends where the task
         already knows the reward, and where its weight is too small to change a value noticeably.
@@ -550,13 +556,12 @@ class _StateBatch:
         task = self._task_with_decisions(path.state)
         reward = None if task is None else task.decided_reward(problem, path.text)
         ended = bool(path.ids) and path.ids[-1] in self.context.codec.end_ids
-        if reward is None and not ended and len(path.ids) < self.budgets[path.state]:
-            return False
-        # A path that the budget cut off has the reward `unfinished_reward`, as in training. If that is None,
-        # the unfinished path is graded.
-        unfinished_reward = self.context.settings.unfinished_reward
-        if reward is None and not ended and unfinished_reward is not None:
-            reward = unfinished_reward
+        if reward is None and not ended:
+            if len(path.ids) < self.budgets[path.state]:
+                return False
+            # The budget cut the path off. Its reward is `unfinished_reward`, as in training. If that is None,
+            # the unfinished path is graded below.
+            reward = self.context.settings.unfinished_reward
         if reward is None:
             text = self._decode_answer(path.state, path.ids)
             reward = self.context.grader.submit(text, problem).result().reward

@@ -56,9 +56,8 @@ def draw_values(results: Mapping[str, Mapping[str, Any]]) -> Figure:
     ]
     if any(len(result["numbers"]["by_checkpoint"]) > 1 for result in results.values()):
         titles.append("Error along training")
-    # `errors_by_position` and `sides_by_position` are the second and third panel. `training` has a panel only
-    # if there are several checkpoints.
-    figure, (errors, errors_by_position, sides_by_position, *training) = make_panels(titles)
+    # The panels are in the order of the titles, so `training_panels` is empty or has the fourth.
+    figure, (errors_panel, position_panel, sides_panel, *training_panels) = make_panels(titles)
     estimator_names: set[str] = set()
     for result in results.values():
         estimator_names |= result["numbers"]["all"]["estimators"].keys()
@@ -80,30 +79,31 @@ def draw_values(results: Mapping[str, Mapping[str, Any]]) -> Figure:
                 "label": f"{name}: {label_of_estimator(estimator)}",
             }
             mean_error = errors_of_estimator["within"]["mean_absolute_error"]
-            draw_points_with_bars(errors, [column + shift], [mean_error], **style)
+            draw_points_with_bars(errors_panel, [column + shift], [mean_error], **style)
             bins = errors_of_estimator["by_position"]
             mean_errors = [of_bin["mean_absolute_error"] for of_bin in bins]
-            draw_points_with_bars(errors_by_position, positions, mean_errors, **style)
+            draw_points_with_bars(position_panel, positions, mean_errors, **style)
             accuracies = [of_bin["accuracy"] for of_bin in bins]
-            draw_points_with_bars(sides_by_position, positions, accuracies, **style)
-            for axes in training:
+            draw_points_with_bars(sides_panel, positions, accuracies, **style)
+            for panel in training_panels:
                 error_by_checkpoint = _error_by_checkpoint(result["numbers"]["by_checkpoint"], estimator)
                 checkpoints = list(error_by_checkpoint)
-                draw_points_with_bars(axes, checkpoints, list(error_by_checkpoint.values()), **style)
+                draw_points_with_bars(panel, checkpoints, list(error_by_checkpoint.values()), **style)
 
-    for axes in training:
-        axes.set_ylim(bottom=0)
-        label_iteration_axis(axes)
-    errors.set_xticks(range(len(estimators)), [label_of_estimator(estimator) for estimator in estimators])
-    errors.set_xlim(-0.6, len(estimators) - 0.4)
-    errors.set_ylim(bottom=0)
-    errors_by_position.set_ylim(bottom=0)
-    for axes in (errors_by_position, sides_by_position):
-        axes.set_xlim(0, 1)
-        axes.set_xlabel("share of the answer's tokens before the state", fontsize=8)
+    for panel in training_panels:
+        panel.set_ylim(bottom=0)
+        label_iteration_axis(panel)
+    estimator_labels = [label_of_estimator(estimator) for estimator in estimators]
+    errors_panel.set_xticks(range(len(estimators)), estimator_labels)
+    errors_panel.set_xlim(-0.6, len(estimators) - 0.4)
+    errors_panel.set_ylim(bottom=0)
+    position_panel.set_ylim(bottom=0)
+    for panel in (position_panel, sides_panel):
+        panel.set_xlim(0, 1)
+        panel.set_xlabel("share of the answer's tokens before the state", fontsize=8)
     rollouts = sorted({str(result["numbers"]["rollouts"]) for result in results.values()})
-    errors.set_ylabel(f"against {' and '.join(rollouts)} rollouts a state", fontsize=8)
-    draw_legend_below(figure, errors_by_position)
+    errors_panel.set_ylabel(f"against {' and '.join(rollouts)} rollouts a state", fontsize=8)
+    draw_legend_below(figure, position_panel)
     return figure
 
 
@@ -111,7 +111,7 @@ def _error_by_checkpoint(by_checkpoint: Mapping[str, Any], estimator: str) -> di
     """Returns the mean absolute error of an estimator at each checkpoint, by the checkpoint's number."""
     error_by_checkpoint = {}
     for checkpoint, numbers in by_checkpoint.items():
-        errors = numbers["estimators"][estimator]["within"]
+        errors = numbers["estimators"][estimator]["within"]  # the states within answers, without the prompts
         error_by_checkpoint[int(checkpoint)] = errors["mean_absolute_error"]
     return error_by_checkpoint
 
@@ -191,11 +191,10 @@ class ValueAccuracy(OfCheckpoints):
         """Returns a row for each state, with its true value and all estimates of this value."""
         prefixes = [(state.trajectory, state.prefix_ids) for state in states]
         # Different purposes derive different seeds: an estimate shares no continuation with the true value.
-        # `samples` has the numbers of rewards in a mean, and there are `repeats` means of each.
         truths = continue_prefixes(context, prefixes, self.rollouts, TRUTH_PURPOSE)
-        fresh_samples = continue_prefixes(
-            context, prefixes, sum(self.samples) * self.repeats, ESTIMATE_PURPOSE
-        )
+        # For each K of `samples`, the estimates are `repeats` means of K rewards.
+        rewards_per_state = sum(self.samples) * self.repeats
+        fresh_samples = continue_prefixes(context, prefixes, rewards_per_state, ESTIMATE_PURPOSE)
         critic_values = critic([state.token_ids for state in states]) if critic else [None] * len(states)
         rows: list[ValuedState] = []
         for state, truth, fresh, critic_value in zip(

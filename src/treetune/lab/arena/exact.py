@@ -66,7 +66,9 @@ def exact_variance(language: Language, answers: int = 8, environment: Collection
     # The probability that an answer has each status before the token.
     reach_S = np.zeros(len(language.correct_S))
     reach_S[0] = 1.0
-    # The sums of the module's formulas: E|S|², E[R |S|²], |G|² and Σ_t E[A_t² |s_t|²].
+    # The sums of the module's formulas: E|S|², E[R |S|²], |G|² and Σ_t E[A_t² |s_t|²]. Here s_t is the score
+    # of a token (the gradient of its log-prob), S the sum of an answer's scores, R its reward, G = E[R S] the
+    # gradient, and A_t the advantage of a token.
     squared_norm = squared_norm_of_correct = squared_gradient = weighted_by_advantage = 0.0
     decisive_tokens = 0.0
     for position in range(language.length):

@@ -136,13 +136,13 @@ class Language:
         seed_N = np.array(seeds, np.uint64)
         ids_NT: NDArray[np.int32] = np.zeros((len(begun), self.length + 1), np.int32)  # 0 is the end token
         logprobs_NT = np.zeros(ids_NT.shape)
-        # All answers are extended position by position. A longer beginning is only extended where it ends.
+        # All answers are extended position by position, each from the end of its beginning on.
         for position in range(int(start_N.min(initial=self.length)), self.length):
             active = np.flatnonzero(start_N <= position)
             status_before = status_N[active]
             chances_AO = self.chances_TSO[position][status_before]
-            # Each position has two random numbers: that with the even counter draws the option, and that with
-            # the odd counter draws the wording.
+            # Each position has two random numbers: that with the even counter draws the option (the next
+            # status), and that with the odd counter draws the wording (one of the ids for this status).
             option = _draw_options(chances_AO, _uniform(seed_N[active], 2 * position))
             status_after = self.after_TSO[position][status_before, option]
             wordings = self.wordings_TS[position][status_before]
@@ -200,7 +200,8 @@ class Language:
         if is_after_last or is_end_token:
             return float(is_after_last and is_end_token)
         before = self.statuses(begun)[-1]
-        # A token id is 1 + (status after the token) · W + wording, where W is the largest number of wordings.
+        # A status may be written by several ids, its wordings. W is the largest number of wordings, and
+        # token id = 1 + (status after the token) · W + wording.
         after, wording = divmod(token_id - 1, self.most_wordings)
         wordings = self.wordings_TS[position, before]
         is_option_O = self.after_TSO[position, before] == after
@@ -211,15 +212,16 @@ class Language:
         """Returns for each row Σ π² and the entropy in nats of each token's distribution, end token
         included."""
         chances_TSO, wordings_TS = self.chances_TSO, self.wordings_TS
-        # A token stands for an option (the next status) and a wording. The W wordings of an option with the
-        # probability p have p / W each, so their share in Σ π² is p² / W.
+        # A token stands for an option (the next status) and a wording (one of W ids for this status). If the
+        # option has the probability p, each of its wordings has p / W, so their share in Σ π² is p² / W.
         squares_TS = (chances_TSO**2).sum(2) / wordings_TS
         logs_TSO = np.log(np.where(chances_TSO > 0, chances_TSO, 1))  # 0 log 0 is 0
-        entropy_TS = np.log(wordings_TS) - np.where(chances_TSO > 0, chances_TSO * logs_TSO, 0).sum(2)
+        entropy_TS = np.log(wordings_TS) - (chances_TSO * logs_TSO).sum(2)
         positions = np.arange(self.length)
         columns = []
         for row in rows:
             statuses = self.statuses(row.response_ids)[:-1]
+            # The end token has the probability 1, and so Σ π² = 1 and the entropy 0.
             squares = np.append(squares_TS[positions, statuses], 1.0)
             entropies = np.append(entropy_TS[positions, statuses], 0.0)
             columns.append((squares, entropies))
@@ -232,26 +234,27 @@ class Language:
         at this position. The divergence is 0 at the end token, which is certain.
         """
         statuses_NT = np.array([self.statuses(row.response_ids)[: self.length] for row in rows])
-        rows_by_problem: dict[str, list[int]] = {}
-        for number, row in enumerate(rows):
-            rows_by_problem.setdefault(row.group, []).append(number)
+        indices_by_problem: dict[str, list[int]] = {}
+        for index, row in enumerate(rows):
+            indices_by_problem.setdefault(row.group, []).append(index)
         divergences_NT = np.zeros((len(rows), self.length + 1))
         for position in range(self.length):
             chances_SV = self._token_chances(position)
-            for numbers in rows_by_problem.values():
-                chances_GV = chances_SV[statuses_NT[numbers, position]]
+            for indices in indices_by_problem.values():
+                chances_GV = chances_SV[statuses_NT[indices, position]]  # G: the rows of the problem
                 mean_V = chances_GV.mean(0)
                 entropies_G = _entropy(chances_GV)
                 divergences_G = _entropy((chances_GV + mean_V) / 2) - (entropies_G + _entropy(mean_V)) / 2
                 # Rounding gives tiny numbers for equal distributions.
-                divergences_NT[numbers, position] = np.where(divergences_G > 1e-12, divergences_G, 0)
+                divergences_NT[indices, position] = np.where(divergences_G > 1e-12, divergences_G, 0)
         return list(divergences_NT)
 
     def _token_chances(self, position: int) -> NDArray[np.float64]:
         """Returns the probability of each token at a position, by the status before it.
 
-        The array has a row for each of the S statuses, and a column for each of the S · W tokens. Tokens are
-        in the order of their ids, without the end token."""
+        A token moves to one of S statuses, in one of W wordings: equally likely ids for the same status. The
+        array has a row for each status before the token, and a column for each of the S · W tokens. Tokens
+        are in the order of their ids, without the end token."""
         after_SO, chances_SO = self.after_TSO[position], self.chances_TSO[position]
         wordings_S = self.wordings_TS[position]
         chances_SSW = np.zeros((len(after_SO), len(self.correct_S), self.most_wordings))
@@ -273,7 +276,8 @@ class Language:
             groups: the number of answers in each group; the answers are in the order of the groups.
 
         Returns:
-            An array of shape [groups, parameters].
+            An array of shape [groups, parameters]. The parameters are logits. At each position and status, an
+            option (the next status) has a logit, and so has a wording (one of the ids for this status).
         """
         n_groups = len(groups)
         group_N: NDArray[np.intp] = np.repeat(np.arange(n_groups), groups)
@@ -356,16 +360,16 @@ def make_language(
         correct: the statuses in which an answer is correct.
         step: the number of tokens in a step.
     """
-    options_by_state: dict[tuple[int, int], dict[int, float]] = {}  # by position and status
+    options_at: dict[tuple[int, int], dict[int, float]] = {}  # the key is a position and a status
     for position in range(length):
         for status in range(statuses):
             possible = {after: chance for after, chance in chances(position, status).items() if chance}
-            options_by_state[position, status] = possible
-    most_options = max(len(options) for options in options_by_state.values())
+            options_at[position, status] = possible
+    most_options = max(len(options) for options in options_at.values())
     after_TSO: NDArray[np.intp] = np.zeros((length, statuses, most_options), np.intp)
     chances_TSO = np.zeros((length, statuses, most_options))
     wordings_TS: NDArray[np.intp] = np.zeros((length, statuses), np.intp)
-    for (position, status), options in options_by_state.items():
+    for (position, status), options in options_at.items():
         after_TSO[position, status, : len(options)] = list(options)
         chances_TSO[position, status, : len(options)] = list(options.values())
         wordings_TS[position, status] = wordings(position, status)
@@ -385,15 +389,18 @@ def decision(length: int, deciding: int, success: float = 0.25) -> Language:
             return {1: success, 2: 1 - success}
         return {status: 1.0}
 
-    return make_language(length, 3, chances, lambda position, status: 1 if position == deciding else 2, [1])
+    def wordings(position: int, status: int) -> int:
+        return 1 if position == deciding else 2
+
+    return make_language(length, 3, chances, wordings, correct=[1])
 
 
 def uneven(length: int, success: float = 0.25) -> Language:
     """Returns a language in which the middle token decides whether the answer is correct.
 
-    The token at any other position i has i + 1 wordings, which are ids that move to the same status. So the
-    probability of a token says little about its effect. Statuses: 0 before the decision, 1 after the right
-    one, 2 after a wrong one.
+    A status is the answer's state: 0 before the decision, 1 after the right one, 2 after a wrong one. Every
+    other token keeps the status. At position i, it is one of i + 1 ids that mean the same (its wordings), all
+    equally likely. So the probability of a token says little about its effect.
     """
 
     def chances(position: int, status: int) -> Mapping[int, float]:
@@ -402,23 +409,26 @@ def uneven(length: int, success: float = 0.25) -> Language:
         return {status: 1.0}
 
     def wordings(position: int, status: int) -> int:
-        return 1 if position == length // 2 else 1 + position
+        return 1 if position == length // 2 else position + 1
 
-    return make_language(length, 3, chances, wordings, [1])
+    return make_language(length, 3, chances, wordings, correct=[1])
 
 
 def every_choice(length: int, success: float = 0.25) -> Language:
     """Returns a language in which every choice must be right.
 
-    After a wrong choice, the later tokens decide nothing. Each of them has two wordings, which are ids that
-    move to the same status.
+    Statuses: 0 while all choices are right, 1 after a wrong one. The tokens after a wrong choice decide
+    nothing. Each of them is one of two ids that mean the same (its wordings).
     """
-    right = success ** (1 / length)
+    chance_of_right = success ** (1 / length)
 
     def chances(position: int, status: int) -> Mapping[int, float]:
-        return {1: 1.0} if status == 1 else {0: right, 1: 1 - right}  # status 1: something was wrong
+        return {1: 1.0} if status == 1 else {0: chance_of_right, 1: 1 - chance_of_right}
 
-    return make_language(length, 2, chances, lambda position, status: 2 if status == 1 else 1, [0])
+    def wordings(position: int, status: int) -> int:
+        return 2 if status == 1 else 1
+
+    return make_language(length, 2, chances, wordings, correct=[0])
 
 
 def majority(length: int, success: float = 0.25) -> Language:
@@ -432,8 +442,11 @@ def majority(length: int, success: float = 0.25) -> Language:
             # every status.
             return {status + 1: right, status: 1 - right} if status <= position else {status: 1.0}
 
+        def wordings(position: int, status: int) -> int:
+            return 1  # a single token moves to each status
+
         correct = range(length // 2 + 1, length + 1)
-        return make_language(length, length + 1, chances, lambda position, status: 1, correct)
+        return make_language(length, length + 1, chances, wordings, correct)
 
     # Bisection: the chance of a right choice at which a share of `success` answers is correct. Fifty halvings
     # are nearly as exact as a float.
@@ -450,6 +463,7 @@ def majority(length: int, success: float = 0.25) -> Language:
 def luck(length: int, good: float = 0.6, bad: float = 0.1, success: float = 0.25) -> Language:
     """Returns a language in which the first token decides how likely the last one is to be correct.
 
+    The last token is correct with the probability `good` after a good first token, and `bad` after a bad one.
     Statuses: 0 before the first token, 1 after a good one, 2 after a bad one; 3 correct and 4 wrong at the
     end.
     """
@@ -461,14 +475,14 @@ def luck(length: int, good: float = 0.6, bad: float = 0.1, success: float = 0.25
             return {1: good_chance, 2: 1 - good_chance}
         # Status 1 follows a good first token, status 2 a bad one.
         if position == length - 1 and status in (1, 2):
-            right = good if status == 1 else bad
-            return {3: right, 4: 1 - right}
+            chance_of_right = good if status == 1 else bad
+            return {3: chance_of_right, 4: 1 - chance_of_right}  # 3: correct, 4: wrong
         return {status: 1.0}
 
     def wordings(position: int, status: int) -> int:
         return 1 if position in (0, length - 1) else 2
 
-    return make_language(length, 5, chances, wordings, [3])
+    return make_language(length, 5, chances, wordings, correct=[3])
 
 
 def wordy(
@@ -482,7 +496,10 @@ def wordy(
     def chances_of_token(position: int, status: int) -> Mapping[int, float]:
         return chances(position // 3, status) if position % 3 == 0 else {status: 1.0}
 
-    return make_language(3 * steps, statuses, chances_of_token, lambda position, status: 4, correct, step=3)
+    def wordings(position: int, status: int) -> int:
+        return 4
+
+    return make_language(3 * steps, statuses, chances_of_token, wordings, correct, step=3)
 
 
 def slips(steps: int = 12, wrong: float = 0.11, repaired: float = 0.0) -> Language:
@@ -495,24 +512,28 @@ def slips(steps: int = 12, wrong: float = 0.11, repaired: float = 0.0) -> Langua
     def chances(step: int, status: int) -> Mapping[int, float]:
         return {0: repaired, 1: 1 - repaired} if status == 1 else {0: 1 - wrong, 1: wrong}
 
-    return wordy(steps, 2, chances, [0])
+    return wordy(steps, 2, chances, correct=[0])
 
 
-def fork(steps: int = 12, good: float = 0.5, fails: float = 0.025, worse: float = 0.3) -> Language:
+def fork(
+    steps: int = 12, good_route: float = 0.5, good_fails: float = 0.025, bad_fails: float = 0.3
+) -> Language:
     """Returns a language in which one step chooses a good or a bad route, on which later steps may fail.
 
-    Statuses: 0 before the choice, 1 on the good route, 2 on the bad one, 3 failed.
+    The step after a third of the answer takes the good route with the probability `good_route`. Each later
+    step fails with the probability `good_fails` on the good route, and `bad_fails` on the bad one. Statuses:
+    0 before the choice, 1 on the good route, 2 on the bad one, 3 failed.
     """
 
     def chances(step: int, status: int) -> Mapping[int, float]:
         if status == 0:  # before the choice of a route
-            return {1: good, 2: 1 - good} if step == steps // 3 else {0: 1.0}
+            return {1: good_route, 2: 1 - good_route} if step == steps // 3 else {0: 1.0}
         if status == 3:  # failed
             return {3: 1.0}
-        failure = fails if status == 1 else worse  # on the good route (1) or on the bad one (2)
+        failure = good_fails if status == 1 else bad_fails  # on the good route (1) or on the bad one (2)
         return {status: 1 - failure, 3: failure}
 
-    return wordy(steps, 4, chances, [1, 2])
+    return wordy(steps, 4, chances, correct=[1, 2])
 
 
 def walk(steps: int = 12, up: float = 0.44, levels: int = 7) -> Language:
@@ -654,13 +675,14 @@ class TableEngine(Engine):
         this_round = [request for request in requests if isinstance(request, Request)]
         # A `Deferred` stands for requests that depend on something still unknown.
         assert len(this_round) == len(requests), "no request of the arena waits for something else"
+        # The ids of a request are a prompt of a single token and the beginning of an answer, which may be
+        # empty. Only to score a text, the prompt may have three tokens: it says that the answer is correct.
         while this_round:
             begun: list[list[int]] = []
             seeds: list[int] = []
             for request in this_round:
                 if isinstance(request, ScoreRequest):
                     continue
-                # After the prompt's single token come those of an answer that is to be continued.
                 begun += [request.prompt_ids[1:].tolist()] * request.n
                 seeds += [request.seed + number for number in range(request.n)]
             completions = iter(self._language.sample(begun, seeds))
@@ -668,7 +690,6 @@ class TableEngine(Engine):
             for request in this_round:
                 if isinstance(request, ScoreRequest):
                     is_privileged = request.prompt_ids[0] == PRIVILEGED_TOKEN
-                    # The prompt has a single token, or three where it says that the answer will be correct.
                     begun_ids = request.prompt_ids[3 if is_privileged else 1 :]
                     text_ids = request.text_ids.tolist()
                     samples = [self._language.score(begun_ids.tolist(), text_ids, is_privileged)]
@@ -677,7 +698,9 @@ class TableEngine(Engine):
                     self.tokens += sum(len(sample.token_ids) for sample in samples)
                 results.append(samples)
                 if on_result is not None:
+                    # Requests are numbered through all rounds, in the order of `results`.
                     next_round += on_result(len(results) - 1, samples) or ()
+            # As in the first round, no request waits for something else.
             this_round = [request for request in next_round if isinstance(request, Request)]
         return results
 

@@ -106,11 +106,12 @@ def methods_of(module: str) -> dict[str, ScoredMethod]:
     """
     # A failed import has the same messages as one that a configuration asks for.
     import_parts({"imports": [module]})
-    full_name = importlib.import_module(module).__name__
+    module_name = importlib.import_module(module).__name__  # as its parts have it in `part.__module__`
     methods = {}
     # `part` is a class of this module, or of any other module that has been imported.
     for name, part in [*Credit.parts_by_name().items(), *ValueEstimator.parts_by_name().items()]:
-        if not f"{part.__module__}.".startswith(f"{full_name}."):  # of another module
+        is_of_module = part.__module__ == module_name or part.__module__.startswith(f"{module_name}.")
+        if not is_of_module:
             continue
         if issubclass(part, Credit):
             settings: dict[str, Any] = {"type": name}
@@ -326,14 +327,16 @@ def summarise_scores(
         if not all(name in scores for scores in others):
             continue
         scores_of_method = [scores[name] for scores in scores_by_language.values()]
-        gains = [(max(score["gain"]["value"] or 0.0, 1e-6), score["cost"]) for score in scores_of_method]
+        gains = [max(score["gain"]["value"] or 0.0, 1e-6) for score in scores_of_method]
+        costs = [score["cost"] for score in scores_of_method]
         means = {
-            "gain": geometric_mean([value for value, _ in gains]),
-            "token": geometric_mean([value / cost for value, cost in gains]),
+            "gain": geometric_mean(gains),
+            "token": geometric_mean([gain / cost for gain, cost in zip(gains, costs, strict=True)]),
         }
         for rho in TRAINING_COST_RATIOS:
-            means[f"{rho:g}"] = geometric_mean([at_ratio(value, cost, rho) for value, cost in gains])
-        means["cost"] = geometric_mean([cost for _, cost in gains])
+            gains_at_rho = [at_ratio(gain, cost, rho) for gain, cost in zip(gains, costs, strict=True)]
+            means[f"{rho:g}"] = geometric_mean(gains_at_rho)
+        means["cost"] = geometric_mean(costs)
         means_by_method[name] = means
     return dict(sorted(means_by_method.items(), key=lambda item: -item[1]["token"]))
 
@@ -378,7 +381,8 @@ def draw_map(scores_by_language: Mapping[str, Mapping[str, Mapping[str, Any]]]) 
     The map has a panel for each ρ, the cost of training a token divided by that of sampling one. The columns
     of a panel are numbers of choices, and its rows are what decides: the first choice, the last, the
     majority."""
-    # The language of each cell, by what decides in it and by half the number of its choices.
+    # The language of each cell, by what decides in it and by half the number of its choices. If two languages
+    # have the same cell, such as ``first of 8`` and ``first of 9``, the first one stays.
     cells: dict[tuple[str, int], str] = {}
     for language, scores_of_language in scores_by_language.items():
         shape, separator, choices = language.partition(" of ")
@@ -400,7 +404,8 @@ def draw_map(scores_by_language: Mapping[str, Mapping[str, Mapping[str, Any]]]) 
             best, gain_of_best = best_at(scores_by_language[language], rho)
             row, column = shapes.index(shape), halves.index(half)
             log_gains[row, column] = math.log2(gain_of_best)
-            label = f"{best.replace(', ', chr(10))}\n{gain_of_best:.1f} ×"
+            best_in_lines = best.replace(", ", "\n")
+            label = f"{best_in_lines}\n{gain_of_best:.1f} ×"
             panel.text(column, row, label, ha="center", va="center", fontsize=6.5)
         panel.imshow(log_gains, cmap="Greens", vmin=0, vmax=6, aspect="auto")  # from 1 × to 64 ×
         panel.set_xticks(range(len(halves)), [f"{2 * half}" for half in halves])
@@ -411,22 +416,22 @@ def draw_map(scores_by_language: Mapping[str, Mapping[str, Mapping[str, Any]]]) 
 
 
 def write_page(
-    folder: Path, scores_by_language: Mapping[str, Any], command: str, trained: Sequence[str]
+    folder: Path, scores_by_language: Mapping[str, Any], command: str, not_recommended: Sequence[str]
 ) -> None:
     """Writes arena.md, the page with the scores, and its figures.
 
-    One figure, the map, shows the best method for each language (`draw_map`). It leaves out the methods in
-    `trained`, whose critics or exact values cost tokens that aren't counted.
+    One figure, the map, shows the best method for each language (`draw_map`). It leaves out the methods that
+    are `not_recommended`: their critics or exact values cost tokens that aren't counted.
     """
     lines = ["# Arena: what a credit method gains", "", f"    {command}", "", PAGE_PREFACE, ""]
     lines += ["## All languages (geometric means)", "", *summary_table(scores_by_language), ""]
     lines += ["![gain over cost](arena.png)", ""]
-    without_trained = {}
+    scores_on_map = {}
     for language, scores_of_language in scores_by_language.items():
-        without_trained[language] = {
-            name: score for name, score in scores_of_language.items() if name not in trained
+        scores_on_map[language] = {
+            name: score for name, score in scores_of_language.items() if name not in not_recommended
         }
-    figure = draw_map(without_trained)
+    figure = draw_map(scores_on_map)
     if figure is not None:
         save_figure(figure, folder, "arena_map")
         lines += [
@@ -467,7 +472,8 @@ def _methods_to_score(modules: Sequence[str], names: Sequence[str] | None) -> di
     methods: dict[str, ScoredMethod] = {}
     for module in modules:
         methods |= methods_of(module)
-    methods = methods or shipped_methods()
+    if not modules:
+        methods = shipped_methods()
     if not names:
         return methods
     unknown = [name for name in names if name not in methods]

@@ -67,10 +67,11 @@ def step_sums(
     """
     status_NT = np.stack([language.statuses(answer.response_ids) for answer in answers])
     # The end token, which is after `language.length` tokens, is left out: it is certain.
-    weights_NT = np.stack([(episode.advantages * episode.trained)[: language.length] for episode in episodes])
+    credit_NT = np.stack([(episode.advantages * episode.trained)[: language.length] for episode in episodes])
     # Sums take the place of means: all steps have the same number of tokens, so the ranks are the same.
-    credit_NS = _sum_by_step(language, weights_NT)
+    credit_NS = _sum_by_step(language, credit_NT)
     true_NS = true_advantages(language, status_NT)
+    # The fluency of a step is its log-probability under the policy.
     fluency_NS = _sum_by_step(language, language.log_probabilities(status_NT))
     by_measure = {
         "truth": rank_correlations(credit_NS, true_NS),

@@ -68,7 +68,10 @@ def steps_table(scores: Scores) -> list[str]:
 
 
 def compare_with_chance(score: Mapping[str, Any]) -> str:
-    """Returns whether the interval of `decisive` is "above", "below" or "at" chance."""
+    """Returns whether the interval of `decisive` is "above", "below" or "at" chance.
+
+    Returns "–" if the measure is not defined, as no answer has a decisive step.
+    """
     decisive, chance = score["decisive"], score["chance"]
     if decisive["value"] is None:
         return "–"

@@ -80,8 +80,8 @@ class TurnScore(NamedTuple):
     def gain(self, reference: TurnScore) -> float:
         """Returns the variance of an unbiased reference, divided by the variance of this credit when scaled.
 
-        The expected gradient of this credit may be too long or too short along the true gradient. Divided by
-        `share_of_length`, it has the right length, as that of an unbiased reference has without scaling.
+        The expected gradient of this credit may be too long or too short along the true gradient. So the
+        credit is divided by `share_of_length`. An unbiased reference needs no scaling.
         """
         if self.share_of_length <= 0:  # the expected gradient doesn't point along the true one
             return 0.0
@@ -169,7 +169,7 @@ class Audit:
         weights, credits = np.array(self._weights), np.array(self._credits)
         weight_S = np.bincount(number_of_set, weights)
         sum_S = np.bincount(number_of_set, weights * credits)
-        # A set whose answers all have probability 0 has no mean, and doesn't count below.
+        # A set whose credits all have weight 0 has no mean, and doesn't count below.
         mean_S = np.zeros_like(weight_S)
         np.divide(sum_S, weight_S, out=mean_S, where=weight_S > 0)
         squares = weights * (credits - mean_S[number_of_set]) ** 2
@@ -177,11 +177,15 @@ class Audit:
 
 
 def _middle_ranks(values: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the rank of each value x, P(X < x) + P(X = x) / 2. Equal values have the same rank."""
-    _, positions = np.unique(np.round(values, COMPARED_DIGITS), return_inverse=True)
-    weight_of_value = np.bincount(positions, weights)
-    middle_of_value = np.cumsum(weight_of_value) - weight_of_value / 2
-    return middle_of_value[positions]
+    """Returns the rank of each value: the weight of all smaller values, plus half that of all equal values.
+
+    So equal values have the same rank. With the weights 0.2, 0.3 and 0.5, the values 7, 7 and 9 have the
+    ranks 0.25, 0.25 and 0.75.
+    """
+    _, number_of_value = np.unique(np.round(values, COMPARED_DIGITS), return_inverse=True)
+    weights_of_distinct = np.bincount(number_of_value, weights)
+    ranks_of_distinct = np.cumsum(weights_of_distinct) - weights_of_distinct / 2
+    return ranks_of_distinct[number_of_value]
 
 
 @dataclass
@@ -295,24 +299,25 @@ def score_group_credit(table: TurnTable, credit: Credit, size: int) -> TurnScore
         trajectories = []
         for number, group in enumerate(block):
             for sample, index in enumerate(group.indices):
-                trajectories.append(table.trajectory(answers[index].turns, f"{number}", sample))
+                trajectory = table.trajectory(answers[index].turns, problem=str(number), sample=sample)
+                trajectories.append(trajectory)
         episodes, _ = credit.assign(context, trees_of(trajectories))
         remaining_episodes = iter(episodes)
         for group in block:
             gradient_P = np.zeros_like(table.true_gradient)
-            turns = 0
+            turns_taken = 0
             for index in group.indices:
                 episode = next(remaining_episodes)
                 assert episode.advantages is not None
                 advantages_K = episode.advantages[episode.trained]  # each turn is one sampled token
                 gradient_P += advantages_K @ scores_by_answer[index] / size
-                turns += len(answers[index].turns)
-                # The audit is over single answers, of which the group has `size`.
+                turns_taken += len(answers[index].turns)
+                # The audit compares the credits of single answers with the truth. A group has `size` answers.
                 weights_K = np.full(len(advantages_K), group.probability / size)
                 _add_to_audit(
                     expectation.audit, answers[index].turns, advantages_K, truths_by_answer[index], weights_K
                 )
-            expectation.add(group.probability, gradient_P, turns)
+            expectation.add(group.probability, gradient_P, turns_taken)
     return expectation.score()
 
 
@@ -323,7 +328,10 @@ def _add_to_audit(
     truths: Sequence[float] | NDArray[np.float64],
     weights: Sequence[float] | NDArray[np.float64],
 ) -> None:
-    """Adds the credits of an answer's turns, without those of weight 0."""
+    """Adds the credits of an answer's turns.
+
+    A turn of weight 0 is left out, such as one that another answer of the tree trains: that answer adds it.
+    """
     for number, turn in enumerate(turns):
         if weights[number] > 0:
             audit.add(turns[:number], turn.action, truths[number], float(credits[number]), weights[number])
@@ -562,12 +570,13 @@ def enumerate_single_branchings(
     """
     outcomes = []
     for answer in table.answers:
-        number = turn if turn >= 0 else len(answer.turns) + turn
-        if not 0 < number < len(answer.turns):
+        turn_number = turn if turn >= 0 else len(answer.turns) + turn
+        if not 0 < turn_number < len(answer.turns):
             outcomes.append(RootOutcome((BranchedAnswer(answer.turns),), answer.probability))
             continue
-        turns_before = answer.turns[:number]
-        continuations = table.continuations_from(turns_before[-1].reply.state, table.max_turns - number)
+        turns_before = answer.turns[:turn_number]
+        turns_left = table.max_turns - turn_number
+        continuations = table.continuations_from(turns_before[-1].reply.state, turns_left)
         chances = [continuation.probability for continuation in continuations]
         for group in possible_groups(chances, ways - 1):  # the first answer is one of the ways
             branched = [BranchedAnswer(answer.turns)]
@@ -579,7 +588,7 @@ def enumerate_single_branchings(
                 if only_contrasts and reward == answer.reward:
                     dropped_turns += len(later_turns)
                 else:
-                    branched.append(BranchedAnswer(turns, parent=0, shared_turns=number))
+                    branched.append(BranchedAnswer(turns, parent=0, shared_turns=turn_number))
             probability = answer.probability * group.probability
             outcomes.append(RootOutcome(tuple(branched), probability, dropped_turns))
     return outcomes
@@ -606,7 +615,7 @@ def score_trees(
         for number, group in enumerate(block):
             # No turns come before a root, so the roots share nothing.
             answers = _join_branches((), [outcomes[index].answers for index in group.indices])
-            (tree,) = trees_of(_make_trajectories(table, answers, f"{number}"))
+            (tree,) = trees_of(_make_trajectories(table, answers, problem=str(number)))
             trees.append(tree)
             answers_of_trees.append(answers)
         episodes, _ = credit.assign(context, trees)
@@ -619,9 +628,8 @@ def score_trees(
                 gradient_P += advantages_K @ table.scores_KP(answer.turns) / roots
                 # A turn that several answers share was sampled once, and one of them trains it.
                 turns_sampled += int(is_trained_K.sum())
-                # `reach_K` has the weight of each turn. All branches of a branching together have the weight
-                # of one answer. The audit gets credits and weights apart. With the credit's weight `reach`,
-                # the episode's advantages are multiplied by the weights, so they are divided by them here.
+                # The audit needs credits without the weights of turns, `reach_K`. A credit whose `weight` is
+                # "reach" has multiplied its advantages by them.
                 credits_K = advantages_K / reach_K if credit.weight == "reach" else advantages_K
                 weights_K = np.where(is_trained_K, group.probability * reach_K / roots, 0.0)
                 truths_K = table.true_advantages(answer.turns)
@@ -662,10 +670,12 @@ def _reach_of_turns(tree: Tree) -> list[NDArray[np.float64]]:
     """
     sharing = Sharing.of(tree)
     reach_by_answer = []
-    for leaf, answer in enumerate(tree.leaves):
+    for number, answer in enumerate(tree.leaves):
         reach_of_turns = []
-        for action in range(0, len(answer.response_ids), TOKENS_OF_TURN):
-            reach_of_turns.append(sharing.reach_weights[sharing.stretch_at(leaf, action)])
+        for first_token in range(0, len(answer.response_ids), TOKENS_OF_TURN):
+            # A stretch is a part of the tree without a branching: here that with the turn's action.
+            stretch = sharing.stretch_at(number, first_token)
+            reach_of_turns.append(sharing.reach_weights[stretch])
         reach_by_answer.append(np.array(reach_of_turns))
     return reach_by_answer
 
@@ -730,7 +740,7 @@ def _smoothed_information(count_S: NDArray[np.intp], smoothing: float) -> float:
         smoothing: What is added to each count, α.
     """
     symbols, candidates = len(count_S), int(count_S.sum())
-    # P(y | j) of a candidate j: `high` for the symbol that followed it, and `low` for all others.
+    # P(symbol | candidate) is `high` for the symbol that followed the candidate, and `low` for all others.
     denominator = 1 + smoothing * symbols
     high, low = (1 + smoothing) / denominator, smoothing / denominator
     marginal_S = (count_S * high + (candidates - count_S) * low) / candidates

@@ -201,7 +201,10 @@ class TurnTable:
     def trajectory(
         self, turns: Sequence[PlayedTurn], problem: str = "0", sample: int = 0, fork: Fork | None = None
     ) -> Trajectory:
-        """Returns an answer as rollouts make it. Example: two turns are the tokens 1, 101 and 2."""
+        """Returns an answer as rollouts make it, with a token for each action and each observation.
+
+        Example: the actions 0 and 1, with the observation 1 between them, are the tokens 1, 101 and 2.
+        """
         segments: list[Segment] = []
         step_ends: list[int] = []
         tokens = 0

@@ -132,6 +132,7 @@ def padded(answer: TurnAnswer, others: Sequence[TurnAnswer], turn: int) -> float
     """Returns the padded baseline: the sum of the mean rewards of all turns from `turn` on.
 
     The means are over all other answers. An answer that ended earlier earns 0 in a turn that it doesn't have.
+    `answer` is not used: all baselines have the same arguments (`Baseline`).
     """
     return sum(sum(other.rewards[turn:]) for other in others) / len(others)
 

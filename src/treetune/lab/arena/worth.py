@@ -54,12 +54,13 @@ def measured_ratio(rows: Sequence[Mapping[str, Any]]) -> float | None:
     ratios = []
     for row in rows:
         tokens_per_answer = row.get("episodes/response_tokens", 0.0)
-        sampled_tokens = tokens_per_answer * row.get("episodes/count", 0.0) + row.get(
-            "credit/value_tokens", 0.0
-        )
+        sampled_tokens = tokens_per_answer * row.get("episodes/count", 0.0)
+        sampled_tokens += row.get("credit/value_tokens", 0.0)
         trained_tokens = tokens_per_answer * row.get("selection/kept", 0.0)
         sampling_seconds = row.get("seconds/generation", 0.0) + row.get("seconds/credit", 0.0)
         training_seconds = row.get("seconds/training", 0.0)
         if sampled_tokens and trained_tokens and sampling_seconds:
-            ratios.append(training_seconds / trained_tokens / (sampling_seconds / sampled_tokens))
+            seconds_per_trained_token = training_seconds / trained_tokens
+            seconds_per_sampled_token = sampling_seconds / sampled_tokens
+            ratios.append(seconds_per_trained_token / seconds_per_sampled_token)
     return median(ratios) if ratios else None

@@ -19,7 +19,8 @@ def credit_command(options: Options) -> int:
     # reward function may be in either.
     import_parts({})
     log = options.log.resolve()
-    output = options.output or log.with_name(f"{log.stem if log.is_file() else log.name}_credited")
+    log_name = log.stem if log.is_file() else log.name
+    output = options.output or log.with_name(f"{log_name}_credited")
     engine = options.engine  # a folder, an address, or Jsonnet, which has braces
     if engine is not None and "{" in engine:
         engine = _evaluate_option(engine, "engine")
@@ -78,7 +79,7 @@ def _evaluate_option(text: str, key: str) -> dict[str, Any]:
     from treetune.config.jsonnet import sum_of
     from treetune.config.layers import Layer
 
-    value = sum_of([Layer(f"--{key}", text)], {})
+    value = sum_of([Layer(f"--{key}", text)], variables={})  # evaluates the only layer
     if not isinstance(value, Mapping):
         raise ValueError(f"--{key} is {text}: give an object such as '{{max_tokens: 512}}'")
     return dict(value)

@@ -139,8 +139,9 @@ def credit_log(
                 for file in files:
                     if file.number not in results:
                         crediting.credit_file(file, assigner)  # adds its result to `results`
-    for warning in [] if tokenizer is None else tokenizer.warnings():
-        say(f"note: {warning}")
+    if tokenizer is not None:
+        for warning in tokenizer.warnings():
+            say(f"note: {warning}")
     total = sum_results(list(results.values()))
     say(describe_result(str(settings.output), total))
     if not total.credited:
@@ -157,7 +158,7 @@ def _check_options(settings: CreditOfLog, credit: Credit, *, has_engine: bool) -
         missing_options.append(
             "--engine (a folder with the weights that sampled the answers, or a server's address)"
         )
-    # The credit's declaration that it samples continuations
+    # A credit that samples continuations of answers declares it in `gives`.
     samples_continuations = Continuations() in credit.gives
     if samples_continuations and settings.grader is None:
         missing_options.append("--grader (such as math, or reward.py:score for a function of yours)")
@@ -184,7 +185,7 @@ def _open_tokenizer(settings: CreditOfLog, credit: Credit) -> LogTokenizer | Non
         if not Path(settings.engine).is_dir():
             raise ValueError(f"--engine is {settings.engine!r}: give a folder with a model, or an address")
         return open_tokenizer(settings.engine)
-    if credit.needs_engine and settings.engine is not None:
+    if credit.needs_engine and settings.engine is not None:  # an address, or a configuration of servers
         raise ValueError(
             "--engine names a server: give --tokenizer too, the folder of the tokenizer of the server's model"
         )
@@ -204,7 +205,8 @@ def read_sampling(settings: Mapping[str, Any]) -> SamplingParams:
         )
         raise ValueError(f"--sampling {mistake}: its keys are {', '.join(names)}")
     stop = settings.get("stop", ())
-    return SamplingParams(**{**settings, "stop": (stop,) if isinstance(stop, str) else tuple(stop)})
+    stop_texts = (stop,) if isinstance(stop, str) else tuple(stop)
+    return SamplingParams(**{**settings, "stop": stop_texts})
 
 
 def _make_config(
@@ -340,9 +342,10 @@ class _Crediting:
         self, place_in_log: str, limit: Literal["budget", "deadline", "cancelled"]
     ) -> CreditLimitReached:
         """Returns the error for a limit that was reached at a place, such as "in 10.jsonl"."""
-        reason = f"the budget of {self.settings.budget} tokens is used up"
         if limit == "deadline":
             reason = f"the deadline of {self.settings.deadline:g} s has passed"
+        else:  # the budget: the command cancels no call
+            reason = f"the budget of {self.settings.budget} tokens is used up"
         return CreditLimitReached(
             f"{reason} {place_in_log}: {len(self.results)} files are credited in {self.settings.output}, and"
             " all continuations that were sampled are kept there. The same command with a higher limit"
@@ -369,6 +372,7 @@ class _Crediting:
             metrics = assigned.answer_metrics | assigned.metrics
             if left_out := len(logged.to_credit) - credited:
                 reasons[NO_CONTINUATION] += left_out
+        # The credit is the only work for a file, so its seconds are also the total.
         metrics |= {
             LOG_ROWS: float(logged.rows),
             LOG_CREDITED: float(credited),
@@ -392,21 +396,20 @@ def _rows_of(logged: LoggedAnswers, assigned: CreditedTrees | None) -> tuple[lis
         episode_by_id = {episode.trajectory: episode for episode in assigned.episodes}
     problems: dict[str, Problem] = {}
     # The assigner got only the answers to credit, and numbered those of each group from 0, in the log's
-    # order: "gsm8k/17#1" is the second one of the group gsm8k/17. `credited_counts` has the number of each
-    # group's next answer.
-    credited_counts: Counter[str] = Counter()
-    further_counts = Counter(str(item.answer.group) for item in logged.to_credit)
+    # order: "gsm8k/17#1" is the second one of the group gsm8k/17. The other answers of a group get the
+    # numbers after these.
+    next_credited: Counter[str] = Counter()
+    next_uncredited = Counter(str(item.answer.group) for item in logged.to_credit)
     trajectories, episodes = [], []
     for item in logged.answers:
         group = str(item.answer.group)
         problem = problems.setdefault(group, _problem_of(item))
         if item.reason:
-            # Uncredited answers get the numbers that follow those of the group's answers to credit.
-            trajectories.append(_make_uncredited(item, problem, further_counts[group]))
-            further_counts[group] += 1
+            trajectories.append(_make_uncredited(item, problem, next_uncredited[group]))
+            next_uncredited[group] += 1
             continue
-        trajectory = credited_by_id[f"{group}#{credited_counts[group]}"]
-        credited_counts[group] += 1
+        trajectory = credited_by_id[f"{group}#{next_credited[group]}"]
+        next_credited[group] += 1
         episode = episode_by_id.get(trajectory.id)
         message = None if episode is not None else f"not credited: {NO_CONTINUATION}"
         trajectories.append(
@@ -458,7 +461,7 @@ def _make_uncredited(item: LoggedAnswer, problem: Problem, sample: int) -> Traje
         finish_reason="stop" if answer.finished else "length",
         text=line["text"],
         grade=_grade_of(item, f"not credited: {item.reason}"),
-        step_ends=(len(answer.response_ids),),
+        step_ends=(len(answer.response_ids),),  # the whole answer is one step
         numbers=_numbers_of(item),
     )
 

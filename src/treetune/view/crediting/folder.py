@@ -96,7 +96,7 @@ class CreditedFolder:
                     f"{self.path} was credited with other settings: {'; '.join(changed)}. Choose another"
                     " folder with --output"
                 )
-        elif any(entry.name != ".lock" for entry in self.path.iterdir()):
+        elif any(entry.name != ".lock" for entry in self.path.iterdir()):  # `hold_lock` writes .lock
             raise ValueError(f"{self.path} is not empty: choose another folder with --output")
         # The configuration is the first file of the folder. If the command were killed after it had written
         # another file first, the next start would refuse the folder as not empty.
@@ -131,8 +131,10 @@ class CreditedFolder:
         if not path.is_file():
             return None
         record = read_record(path, "delete it, and the same command credits the file again")
-        result = CreditedFile(**record | {"cost": CreditCost(**record["cost"])})
-        is_same = (result.name, result.stat) == (self.name_of(file), time_and_size_of(file))
+        cost = CreditCost(**record["cost"])
+        result = CreditedFile(**{**record, "cost": cost})
+        # `stat` is the time of the file's last change and its size, when the file was credited.
+        is_same = result.name == self.name_of(file) and result.stat == time_and_size_of(file)
         return result if is_same else None
 
     def name_of(self, file: LoggedFile) -> str:
@@ -184,7 +186,8 @@ def time_and_size_of(file: LoggedFile) -> list[int]:
 def describe_changes(stored: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
     """Returns a message for each setting that differs: ["seed was 0 and is 1"].
 
-    Settings in `KEYS_THAT_MAY_CHANGE` are not compared.
+    Settings in `KEYS_THAT_MAY_CHANGE` are not compared. If `stored` isn't the configuration of a credited
+    log, the only message says so.
     """
     if stored.get("type") != CREDITED_LOG:
         return [f"it holds a configuration of type {stored.get('type')!r}, not a credited log"]

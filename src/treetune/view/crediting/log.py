@@ -56,7 +56,10 @@ def find_log(path: Path) -> Run:
         raise ValueError(f"there is no file or folder {path} (looked for in {Path.cwd()})")
     root = path.resolve()
     files_by_folder: dict[Path, tuple[Path, ...]] = {}
-    for folder, entries in folders_below(root, is_experiment, lambda link: not link.is_symlink()):
+    folders_with_entries = folders_below(
+        root, is_whole=is_experiment, may_follow=lambda folder: not folder.is_symlink()
+    )
+    for folder, entries in folders_with_entries:
         if is_experiment(entries):
             if folder == root:
                 raise ValueError(
@@ -102,8 +105,8 @@ class LoggedFile:
 def files_of_log(log: Run) -> list[LoggedFile]:
     """Returns the files of a log in their order, each with the number of its iteration.
 
-    If each file has a different step of the program in its path, its number is this step (or the step plus 1
-    if steps begin with 0). If not, files are numbered from 1 in their order.
+    If each file has a step of training in its path, and no two files have the same, a file's number is its
+    step (or the step plus 1 if steps begin with 0). If not, files are numbered from 1 in their order.
 
     Raises ValueError if a file is a symbolic link to another folder: such links are not followed.
     """
@@ -116,7 +119,7 @@ def files_of_log(log: Run) -> list[LoggedFile]:
         )
     steps = [step_of(file.path, log.path).number for file in files]
     numbers = [step for step in steps if step is not None]
-    if len(set(numbers)) < len(files):
+    if len(set(numbers)) < len(files):  # a file has no step, or two files have the same
         return [LoggedFile(number, file) for number, file in enumerate(files, 1)]
     offset = 1 if min(numbers) == 0 else 0  # Iterations are counted from 1.
     return [LoggedFile(step + offset, file) for step, file in zip(numbers, files, strict=True)]
@@ -179,9 +182,9 @@ def read_answers_of(
     if unread:
         logged.reasons[NOT_READABLE] += unread
     if reads_logprobs(credit):
-        logged.answers = list(_without_missing_logprobs(logged.answers))
+        logged.answers = list(_rule_out_missing_logprobs(logged.answers))
     # Groups are checked last, because only answers that no other check has ruled out count in their group.
-    logged.answers = list(_without_small_groups(logged.answers, count_needed_answers(credit)))
+    logged.answers = list(_rule_out_small_groups(logged.answers, count_needed_answers(credit)))
     logged.reasons.update(answer.reason for answer in logged.answers if answer.reason)
     return logged
 
@@ -219,14 +222,17 @@ def _make_answer(
         was_cut_off = was_cut_off or (max_tokens is not None and len(response_ids) >= max_tokens)
         if not was_cut_off:
             response_ids = tokenizer.add_end(response_ids)
-        tokens = StoredTokens(prompt_ids.tolist(), response_ids.tolist())
-    if not tokens.prompt_ids or not tokens.response_ids:
-        raise _NotCredited("an empty answer" if tokens.prompt_ids else "an empty prompt")
+        tokens = StoredTokens(prompt_ids.tolist(), response_ids.tolist())  # lists, as those of a row
+    if not tokens.prompt_ids:
+        raise _NotCredited("an empty prompt")
+    if not tokens.response_ids:
+        raise _NotCredited("an empty answer")
+    prompt_ids, response_ids = token_array(tokens.prompt_ids), token_array(tokens.response_ids)
     answer = GradedAnswer(
-        prompt_ids=token_array(tokens.prompt_ids),
-        response_ids=token_array(tokens.response_ids),
+        prompt_ids=prompt_ids,
+        response_ids=response_ids,
         reward=0.0 if line["reward"] is None else line["reward"],  # without a reward it gets no credit
-        group=_group_of(line["problem"], token_array(tokens.prompt_ids), groups),
+        group=_group_of(line["problem"], prompt_ids, groups),
         logprobs=tokens.logprobs,
         sampled=tokens.sampled,
         finished=not was_cut_off,
@@ -238,7 +244,7 @@ def _make_answer(
 
 
 def _reason_without_credit(line: Mapping[str, Any], tokens: StoredTokens, max_tokens: int | None) -> str:
-    """Returns the reason why an answer can't be credited; empty if there is none so far."""
+    """Returns the reason why an answer can't be credited; empty if its row has no such reason."""
     if line["outcome"] == "error":
         return ROLLOUT_FAILED
     if line["reward"] is None:
@@ -277,18 +283,22 @@ def _data_of(row: Any) -> dict[str, Any]:
     return {name: row[name] for name in FIELD_NAMES["task"] if isinstance(row.get(name), str)}
 
 
-def _without_missing_logprobs(answers: Sequence[LoggedAnswer]) -> Iterator[LoggedAnswer]:
-    """Yields all answers. An answer without log-probs gets this as the reason why it isn't credited."""
+def _rule_out_missing_logprobs(answers: Sequence[LoggedAnswer]) -> Iterator[LoggedAnswer]:
+    """Yields all answers, and gives those without log-probs a reason why they aren't credited."""
     for logged in answers:
-        is_missing = not logged.reason and logged.answer.logprobs is None
-        yield replace(logged, reason="without log-probs of its tokens") if is_missing else logged
+        if not logged.reason and logged.answer.logprobs is None:
+            yield replace(logged, reason="without log-probs of its tokens")
+        else:
+            yield logged
 
 
-def _without_small_groups(answers: Sequence[LoggedAnswer], needed: int) -> Iterator[LoggedAnswer]:
-    """Yields all answers. An answer in a group that has fewer answers than `needed` gets this as the reason
-    why it isn't credited."""
+def _rule_out_small_groups(answers: Sequence[LoggedAnswer], needed: int) -> Iterator[LoggedAnswer]:
+    """Yields all answers, and gives those in a group of fewer than `needed` answers a reason why they aren't
+    credited. Only answers without another reason count in their group."""
     sizes = Counter(logged.answer.group for logged in answers if not logged.reason)
     for logged in answers:
-        is_small = not logged.reason and sizes[logged.answer.group] < needed
-        reason = f"in a group of {sizes[logged.answer.group]}, and the credit needs {needed} answers"
-        yield replace(logged, reason=reason) if is_small else logged
+        size = sizes[logged.answer.group]
+        if not logged.reason and size < needed:
+            yield replace(logged, reason=f"in a group of {size}, and the credit needs {needed} answers")
+        else:
+            yield logged

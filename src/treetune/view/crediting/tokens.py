@@ -58,17 +58,17 @@ class ChatForm:
         return [Message(role, content) for role, content in zip(self.roles, contents, strict=True)]
 
     def may_have_more_turns(self, messages: Sequence[Message]) -> bool:
-        """Returns whether the user's message contains the beginning of an answer, such as "\\nassistant\\n".
+        """Returns whether the last message contains the beginning of an answer, such as "\\nassistant\\n".
 
         If it does, the stored prompt may have had several turns.
         """
         # `texts[-1]` is what the template writes after the last message: the beginning of an answer. Only its
         # first line, which names the role, is looked for, because templates may begin the answer to the last
         # message with more text, such as "<think>".
-        beginning = re.match(r"\s*\S[^\n]*\n", self.texts[-1])
-        # A line without a letter names no role.
-        has_role = beginning is not None and any(map(str.isalpha, beginning[0]))
-        return beginning is not None and has_role and beginning[0] in messages[-1].content
+        role_line = re.match(r"\s*\S[^\n]*\n", self.texts[-1])
+        if role_line is None or not any(map(str.isalpha, role_line[0])):
+            return False  # the template names no role: it writes no line, or a line without a letter
+        return role_line[0] in messages[-1].content
 
 
 @dataclass
@@ -127,9 +127,9 @@ class LogTokenizer:
         except ValueError as error:
             raise ValueError("a prompt that the tokenizer can't encode") from error
         # Tokens that begin every prompt, such as <s>, are not in the stored text.
-        begin = len(self.codec.begin)
-        has_begin = tuple(prompt_ids[:begin].tolist()) == self.codec.begin
-        self._count_if_changed(text, prompt_ids[begin:] if has_begin else prompt_ids)
+        n_begin = len(self.codec.begin)
+        has_begin = tuple(prompt_ids[:n_begin].tolist()) == self.codec.begin
+        self._count_if_changed(text, prompt_ids[n_begin:] if has_begin else prompt_ids)
         return prompt_ids
 
     def encode_answer(self, text: str) -> TokenIds:
@@ -209,14 +209,16 @@ class LogTokenizer:
                 continue
             if self.codec.decode(ids) == text:
                 return ids
-        self.counts["ambiguous"] += is_ambiguous
+        if is_ambiguous:
+            self.counts["ambiguous"] += 1
         return None
 
     def _count_if_changed(self, text: str, ids: TokenIds) -> None:
-        """Counts a text if its ids decode to another text, both with and without special tokens.
+        """Counts a text if its ids don't decode to it, neither with special tokens nor without them.
 
         Keeps the first such text as an example.
         """
+        # `decode_all` keeps special tokens, and `decode` leaves them out. A codec may have only `decode`.
         decode_all = self.codec.decode_all or self.codec.decode
         decoded = decode_all(ids)
         if decoded == text or self.codec.decode(ids) == text:
@@ -269,17 +271,19 @@ def _forms_of(chat: TextCodec, codec: TextCodec) -> list[ChatForm]:
         [Message("system", SYSTEM_MARK), Message("user", USER_MARK)],
     ):
         try:
-            text = codec.decode(_encode_chat(chat, messages))
+            remaining = codec.decode(_encode_chat(chat, messages))
         except ValueError:  # the template has no system messages, or the tokenizer can't encode the marks
             continue
         texts = []
         for message in messages:
-            text_before, mark, text = text.partition(message.content)
-            if mark:
+            text_before, mark, remaining = remaining.partition(message.content)
+            if mark:  # the template has written this message
                 texts.append(text_before)
-        # If the template writes no text between two messages, a prompt can't be split into them.
-        if len(texts) == len(messages) and all(texts[1:]):
-            forms.append(ChatForm(tuple(message.role for message in messages), (*texts, text)))
+        has_all_messages = len(texts) == len(messages)
+        # `texts[0]` is before the first message. If the template writes no text between two messages, a
+        # prompt can't be split into them.
+        if has_all_messages and all(texts[1:]):
+            forms.append(ChatForm(tuple(message.role for message in messages), (*texts, remaining)))
     return forms
 
 

@@ -90,8 +90,9 @@ def checkpoint_at(path: Path) -> Checkpoint:
             f"{CHECKPOINTS}/last"
         )
     policy = Path(resolve_policy(str(policy_path)))  # "last" is resolved to its iteration
-    experiment = policy.parent.parent.parent
-    return Checkpoint(policy, int(policy.parent.name), read_experiment(experiment))
+    iteration_folder = policy.parent  # "checkpoints/0004" in the experiment's directory
+    experiment = read_experiment(iteration_folder.parent.parent)
+    return Checkpoint(policy, int(iteration_folder.name), experiment)
 
 
 # The card
@@ -110,7 +111,7 @@ def make_model_card(checkpoint: Checkpoint, licences: Licences, name: str | None
     datasets: dict[str, None] = {}  # a dictionary as an ordered set
     for task in tasks_of_training(experiment):
         datasets |= dict.fromkeys(dataset for dataset, _ in hub_data(task))
-    types = dict.fromkeys(part for part in experiment.method.values() if part != "none")
+    part_types = dict.fromkeys(part_type for part_type in experiment.method.values() if part_type != "none")
     card_data = ModelCardData(
         model_name=name,
         library_name="transformers",
@@ -118,14 +119,15 @@ def make_model_card(checkpoint: Checkpoint, licences: Licences, name: str | None
         license=licences.weights,
         base_model=base if _HUB_NAME.fullmatch(base) else None,
         datasets=list(datasets) or None,
-        tags=[*HUB_TAGS, *types],
+        tags=[*HUB_TAGS, *part_types],
         eval_results=_eval_results(checkpoint) or None,
     )
     planned = experiment.config.get("iterations")
     text = (VIEW_FOLDER / "templates" / "model_card.md").read_text()
     # A line that has only a Jinja block would leave an empty line, and the hub's library doesn't set
     # `trim_blocks`, which would remove it. So the ends of these lines are removed here.
-    template = re.sub(r"^(\{%.*%\})\n", r"\1", text, flags=re.MULTILINE).rstrip("\n") + "\n\n"
+    template = re.sub(r"^(\{%.*%\})\n", r"\1", text, flags=re.MULTILINE)
+    template = template.rstrip("\n") + "\n\n"  # Jinja removes one of the line breaks at the end
     return ModelCard.from_template(
         card_data,
         template_str=template,
@@ -162,20 +164,20 @@ def _eval_results(checkpoint: Checkpoint) -> list[EvalResult]:
     results = []
     for label, summary in checkpoint.evaluation_summaries.items():
         task = task_of_set(checkpoint.experiment.config, label)
-        datasets, kind = hub_data(task), name_of_task(task) or "task"
-        # The hub expects the name of one data set. If a task has none or several, its own name is used.
-        dataset, revision = datasets[0] if len(datasets) == 1 else (kind, None)
-        settings = ("samples", "temperature", "top_p")
+        datasets, task_name = hub_data(task), name_of_task(task) or "task"
+        # The hub expects the name of one data set. If the task has none or several, the task's name is used.
+        dataset, revision = datasets[0] if len(datasets) == 1 else (task_name, None)
+        setting_names = ("samples", "temperature", "top_p")
         result = EvalResult(
             task_type="text-generation",
             dataset_type=dataset,
-            dataset_name=f"{kind} ({label})",
+            dataset_name=f"{task_name} ({label})",
             dataset_split=summary.get("split"),
             dataset_revision=revision,
             metric_type="pass@1",
             metric_name=f"pass@1, 95 % interval [{_format_interval(summary)}]",
             metric_value=round(float(summary["pass_at_1"]), 4),
-            metric_args={key: summary[key] for key in settings if key in summary},
+            metric_args={key: summary[key] for key in setting_names if key in summary},
         )
         results.append(result)
     return results
@@ -345,8 +347,9 @@ def _start_model(experiment: StoredExperiment) -> str | None:
 def _began_from_unknown(experiment: StoredExperiment) -> bool:
     """Returns whether a part of the training is unknown.
 
-    It is if the earliest experiment of the chain has no readable configuration, or started from a checkpoint
-    of an experiment that the chain doesn't contain.
+    The chain is the experiment, the experiment whose checkpoint it started from, and so on. A part is unknown
+    if the earliest experiment of the chain has no readable configuration, or started from a checkpoint of an
+    experiment that the chain doesn't contain.
     """
     earliest = _chain_of_experiments(experiment)[-1]
     start = _start_model(earliest)
@@ -455,13 +458,13 @@ def push_parcel(parcel: Parcel, *, private: bool) -> str:
             " (huggingface.co/settings/tokens)"
         )
 
-    def client() -> Any:
+    def make_client() -> Any:
         """Returns the library's default client with a timeout, without which it would wait forever."""
         default_client = default_client_factory()
         default_client.timeout = HUB_TIMEOUT_S
         return default_client
 
-    set_client_factory(client)
+    set_client_factory(make_client)
     api = HfApi(token=token, library_name="treetune", library_version=__version__)
     operations: list[Any] = [CommitOperationAdd(CARD_FILE, parcel.card.encode())]
     operations += [CommitOperationAdd(name, path) for name, path in parcel.files.items()]

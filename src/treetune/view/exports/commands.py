@@ -49,7 +49,7 @@ def model_card(options: Options) -> int:
         say(card)
     else:
         write_text(options.output, card)
-        say(f"{options.output}")
+        say(str(options.output))
     absent = describe_missing_facts(checkpoint, licences)
     if absent:
         print(f"note: the card has no {', '.join(absent)}", file=sys.stderr)
@@ -73,7 +73,7 @@ def push_to_hub(options: Options) -> int:
 def _licences_of_options(options: Options) -> Licences:
     from treetune.view.exports.card import Licences
 
-    return Licences(options.license, options.data_license, options.base_model)
+    return Licences(weights=options.license, data=options.data_license, base_model=options.base_model)
 
 
 def _output_option(formats: str) -> click.Option:

@@ -130,7 +130,8 @@ def write_parquet(evaluation: MeasuredSet, path: Path) -> int:
     def column_type(name: str) -> pa.DataType:
         if name in INTEGER_COLUMNS:
             return pa.int64()
-        return pa.float64() if name in FLOAT_COLUMNS or "/" in name else pa.large_string()
+        is_in_group = "/" in name  # a number of a group, such as "grade/rule"
+        return pa.float64() if name in FLOAT_COLUMNS or is_in_group else pa.large_string()
 
     # Answers can have different numbers, so the file is read once to find all columns.
     names: dict[str, None] = {}  # a dictionary as an ordered set
@@ -144,7 +145,8 @@ def write_parquet(evaluation: MeasuredSet, path: Path) -> int:
     }
     fields = [pa.field(name, column_type(name)) for name in names]
     schema = pa.schema(fields, metadata={METADATA_KEY: json.dumps(about)})
-    flat_rows, count = map(_flatten_answer, evaluation.rows()), 0
+    flat_rows = map(_flatten_answer, evaluation.rows())
+    count = 0
     with (
         write_atomically(path, "wb") as file,
         parquet.ParquetWriter(file, schema, compression="zstd") as writer,

@@ -73,14 +73,15 @@ def _write_archive(evaluation: MeasuredSet, file: IO[bytes]) -> int:
     All members of the archive get the time of the evaluation instead of the present time, so that exporting
     again gives the same bytes.
     """
-    written_at = datetime.fromtimestamp(evaluation.measured_at, UTC).timetuple()[:6]
-    earliest = (1980, 1, 1, 0, 0, 0)
+    # (year, month, day, hour, minute, second), as zip archives have it. They have no years before 1980.
+    measured_at = datetime.fromtimestamp(evaluation.measured_at, UTC).timetuple()[:6]
+    member_time = max(measured_at, (1980, 1, 1, 0, 0, 0))
     summaries = []
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
 
         def put(name: str, value: object) -> None:
             """Adds a member with a value as JSON to the archive."""
-            entry = zipfile.ZipInfo(name, max(written_at, earliest))  # zip has no dates before 1980
+            entry = zipfile.ZipInfo(name, member_time)
             entry.compress_type = zipfile.ZIP_DEFLATED
             entry.external_attr = 0o644 << 16  # the file's permissions
             archive.writestr(entry, json.dumps(value, ensure_ascii=False, allow_nan=False))
@@ -129,7 +130,7 @@ def _make_header(evaluation: MeasuredSet) -> dict[str, Any]:
             "created": measured_at,
             "task": f"{name_of_task(task) or 'task'}-{evaluation.label}",
             "task_version": 0,
-            "task_args": _make_writable(task),
+            "task_args": _make_texts_writable(task),
             "dataset": {
                 "name": evaluation.label,
                 "samples": len(ids),
@@ -145,7 +146,7 @@ def _make_header(evaluation: MeasuredSet) -> dict[str, Any]:
                 "experiment": experiment.name,
                 "iteration": evaluation.iteration,
                 "summary": dict(summary),
-                "configuration": _make_writable(config),
+                "configuration": _make_texts_writable(config),
                 "configuration_hash": manifest.get("config"),
             },
         },
@@ -218,7 +219,7 @@ def _make_samples(evaluation: MeasuredSet) -> Iterator[dict[str, Any]]:
     model, grader = _model_name(evaluation), _grader_type(evaluation)
     for stored_row in evaluation.rows():
         uuid = _make_id(evaluation, f"{stored_row['problem']} {stored_row['sample']}")
-        row = _make_writable(stored_row)
+        row = _make_texts_writable(stored_row)
         prompt, text = row.get("prompt") or "", row.get("text") or ""
         usage = _make_usage(row.get("tokens", 0))
         answer = {"id": uuid, "role": "assistant", "content": text, "source": "generate", "model": model}
@@ -268,10 +269,12 @@ def _make_usage(tokens: int) -> dict[str, int]:
     return {"input_tokens": 0, "output_tokens": tokens, "total_tokens": tokens}
 
 
-def _make_writable(value: Any) -> Any:
+def _make_texts_writable(value: Any) -> Any:
     """Returns a value in which characters that UTF-8 can't encode are replaced, in all texts and keys."""
     if isinstance(value, str):
         return make_writable(value)
     if isinstance(value, Mapping):
-        return {make_writable(key): _make_writable(member) for key, member in value.items()}
-    return [_make_writable(item) for item in value] if isinstance(value, list | tuple) else value
+        return {make_writable(key): _make_texts_writable(member) for key, member in value.items()}
+    if isinstance(value, list | tuple):
+        return [_make_texts_writable(item) for item in value]
+    return value

@@ -304,15 +304,15 @@ def make_colourings(tokens: Tokens | None, credit_change: str) -> list[dict[str,
     empty if it has. `credit_change` describes how training changes the advantages of credit.
     """
     numbers: Mapping[str, np.ndarray] = tokens.numbers if tokens is not None else {}
-    trains = "training advantage"
+    kind_of_advantage = "training advantage"
     if credit_change and ADVANTAGE_OF_CREDIT not in numbers:
-        trains = f"advantage of credit assignment ({credit_change})"
+        kind_of_advantage = f"advantage of credit assignment ({credit_change})"
     # `ADVANTAGE_OF_CREDIT` is the advantage before training changed it; "advantage" is then the changed one.
     colourings = [
         _Colouring(
             "advantage",
             is_signed=True,
-            meaning=f"blue: made more likely; orange: made less likely; {trains}",
+            meaning=f"blue: made more likely; orange: made less likely; {kind_of_advantage}",
             why_missing="not computed before training (a critic computes them in training, demonstrations"
             " have none)",
         ),
@@ -405,8 +405,8 @@ def _make_shown_steps(tokens: Tokens, most_tokens: int | None, has_end: bool) ->
     lines = []
     for step in tokens.steps:
         end = step.end if most_tokens is None else min(step.end, most_tokens)
-        # This step and all further ones are beyond `most_tokens`. Only an answer without tokens has an empty
-        # step, which is kept.
+        # Steps that begin after the first `most_tokens` tokens are not shown. (An answer without tokens has a
+        # single empty step, which is shown.)
         if step.start >= end and tokens.count:
             break
         shown_tokens = []
@@ -564,7 +564,11 @@ def _prompt_of_tokens(view: PageRequest, answer: StoredAnswer) -> str | None:
 def _list_facts(
     answer: StoredAnswer, tokens: Tokens | None, *, is_credited_log: bool = False
 ) -> dict[str, str]:
-    """Returns facts about the whole answer, by the names that the page shows: {"tokens": "212", …}."""
+    """Returns facts about the whole answer, by the names that the page shows: {"tokens": "212", …}.
+
+    `is_credited_log` tells whether the answers come from another program's log, and only their credit from
+    treetune.
+    """
     row, trajectory, episode = answer.row, answer.trajectory, answer.episode
     facts: dict[str, str] = {}
     count = row.get("tokens")

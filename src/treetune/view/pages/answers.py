@@ -117,7 +117,8 @@ def show(view: PageRequest) -> Response:
         outcomes=OUTCOME_CHOICES,
         sizes=PAGE_SIZES,
         histograms="/answers/histograms" + view.here().removeprefix(view.page.path),
-        # The id of the page's histograms: a new one if the answers or the address change.
+        # The id of the histograms' element. It changes with the answers and the address, and the page loads
+        # the histograms again when it changes.
         drawn_as=short_hash(answers.fingerprint(), view.request.url.query),
         both_graded="number.judge" in columns and "number.rule" in columns,
         domains=domains,
@@ -344,7 +345,8 @@ class _Selection:
         columns = answers.columns(question.sources)
         # A filter may name a column that only other files have. It then selects no answer, and is no error.
         where, values = condition_sql(question.filters, all_types=answers.columns(), chosen_types=columns)
-        # `among` has the answers whose notes have the label of `?label=`; None without such a filter.
+        # With `?label=` in the address, `question.among` lists the only rows that may be selected: those of
+        # answers whose notes have this label. It is None without `?label=`: then any row may be selected.
         where = f"{where} AND {among_sql(question.among)}"
         return _Selection(question.sources, columns, where, list(values))
 

@@ -101,8 +101,9 @@ def continuations_of(
     for path in journals:
         with path.open("rb") as file:
             for line in file:
-                # The last line of a journal may be incomplete: then it has no "\n".
-                if any(key in line[:KEY_PREFIX_BYTES] for key in keys) and line.endswith(b"\n"):
+                is_complete = line.endswith(b"\n")  # the last line of a journal may be incomplete
+                beginning = line[:KEY_PREFIX_BYTES]  # has the line's key
+                if is_complete and any(key in beginning for key in keys):
                     return completions_of_row(json.loads(unseal_line(line)))
     raise ValueError(
         "the iteration's journals have no continuations of this state: its value may come from other answers,"

@@ -100,8 +100,8 @@ def show_rows(view: PageRequest) -> Response:
         sizes=PAGE_SIZES,
         beginning=CHARACTERS_OF_BEGINNING,
         histograms=f"/histograms?{query}" if columns_with_histogram else "",
-        # The id of the page's histograms: a new one, with which they are loaded again, if the file or the
-        # address has changed.
+        # The id of the histograms' element. It changes with the file and the address, and the page loads the
+        # histograms again when it changes.
         drawn_as=short_hash(data.fingerprint, query),
         long=long_columns,
         address_of=lambda row: view.address("/row", data=data.name, row=row[ROW_NUMBER]),

@@ -134,9 +134,10 @@ def show(view: PageRequest) -> Response:
     rows = []
     for run, status in statuses.items():
         if isinstance(status, str):
-            # Another program's run has answers, but no files from which a status could be read.
-            state = "answers" if run.files else "unreadable"
-            rows.append(ListedExperiment(run, state, None, problem="" if run.files else status))
+            if run.files:  # a run of another program, which has no status
+                rows.append(ListedExperiment(run, "answers", None, problem=""))
+            else:
+                rows.append(ListedExperiment(run, "unreadable", None, problem=status))
             continue
         accuracies = {accuracy.label: accuracy for accuracy in status.accuracies}
         group_name = _group_of(run, status, settings[run], group)
@@ -202,8 +203,8 @@ def _sort_key(row: ListedExperiment, sort: str) -> tuple[str, float, str, str]:
     In a group, the best, newest or running row comes first, or the row with the largest value of a column.
     """
     cell = row.cells.get(sort)
-    # Large values come first, so they are negated. Rows without the value come last.
     newest_time = (row.status.wall_time if row.status else None) or 0.0
+    # Large values come first, so they are negated. Rows without the value come last.
     ranks = {
         "name": 0.0,
         "state": float(EXPERIMENT_STATES.index(row.state)),
@@ -269,8 +270,8 @@ def cells_of(view: PageRequest, run: Run, columns: Sequence[str]) -> dict[str, C
     }
     for column in columns:
         # A column is an accuracy, the number of iterations, a metric, or a setting. A metric is shown by its
-        # newest value. Columns of costs have a name instead of the metric's, and may show its sum over all
-        # iterations (the kinds "total" and "seconds").
+        # newest value. A column of `COST_COLUMNS` shows the newest value of the metric named there, or the
+        # metric's sum over all iterations (the kinds "total" and "seconds").
         metric, kind = COST_COLUMNS.get(column, (column, "newest"))
         if column in accuracies:
             accuracy = accuracies[column]

@@ -52,7 +52,7 @@ def show(view: PageRequest) -> Response:
         problems += notes.problems()
     newest_first = sorted(_matching_notes(view), key=lambda run_and_note: -run_and_note[1].written)
     listed = choose_page(view, newest_first, NOTES_PER_PAGE)
-    # The notes that link to their answers, because these are still stored unchanged.
+    # A note links to its answer if the answer is still stored unchanged: `rows()` has only such notes.
     linked: dict[Run, set[Note]] = {}
     for run in {run for run, _ in listed.rows}:
         linked[run] = set()
@@ -143,6 +143,7 @@ def notes_on(view: PageRequest, about: NotedAnswer, draft: Draft | None = None) 
         "labels": labels,
         "text": text,
         "seen": users_note.version if users_note is not None else "",
+        # The form's labels are always among them, so that they can be unticked.
         "offered": list(dict.fromkeys([*all_labels(view)[:MOST_SUGGESTED_LABELS], *labels])),
         "problem": problem,
         "cannot": _why_not_writable(view),

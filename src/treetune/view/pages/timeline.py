@@ -122,7 +122,8 @@ def read_times(run: Run, sampled_by_iteration: Mapping[int, str] = MappingProxyT
     damaged = []
     for path in timeline_files(run):
         lanes += _read_lanes(run, path, now, sampled_by_iteration)
-        _, damaged_lines = _read_processes(path, stat_of(path))  # the numbers of damaged lines
+        # The numbers of damaged lines, from the cache: `_read_lanes` has just read the file.
+        _, damaged_lines = _read_processes(path, stat_of(path))
         if damaged_lines:
             numbers = ", ".join(map(str, damaged_lines[:3])) + (", …" if len(damaged_lines) > 3 else "")
             damaged.append(f"{path.name}, line {numbers}")
@@ -402,7 +403,7 @@ def show(view: PageRequest) -> Response:
         window=window,
         drawn=drawn_lanes,
         endings={bar.ending for bar in drawn_bars},
-        # For the legend, the colour of each text: a kind's colour has the name of the kind.
+        # The legend's texts, each with the name of its colour. Both are the kind: {"training": "training"}.
         kinds={bar.kind: bar.kind for bar in drawn_bars},
         ticks=[format_clock(window.start + share * window.length, window.length) for share in shares],
         listed=_rows_of_table(lanes, window, began),
@@ -559,7 +560,8 @@ def _make_bars(lane: Lane, window: Window, began: float) -> list[TimelineBar]:
             round(x, 2), max(1.0, round(width, 2)), row, span.kind, span.ending, description, start, end
         )
         if width < 1:
-            short_bars.setdefault((min(int(x), LANE_WIDTH - 1), row), []).append(bar)
+            unit_number = min(int(x), LANE_WIDTH - 1)  # at the window's very end, x is LANE_WIDTH
+            short_bars.setdefault((unit_number, row), []).append(bar)
         else:
             bars.append(bar)
     for (x, row), bars_of_unit in short_bars.items():

@@ -142,7 +142,7 @@ def _microscope_card(row: Mapping[str, Any], costs: Mapping[str, Mapping[str, fl
         if not step:  # the end token has no text
             text = "(end)"
         elif step.startswith("\n") and len(step) > 1:
-            # The line break before the step's own line is shown as ↵ on that line.
+            # Shows "\nSo x = 2" as "↵ So x = 2", without an empty line before it.
             text = "↵ " + escape_tokens([step[1:]])
         else:
             text = escape_tokens([step])
@@ -246,8 +246,8 @@ def _make_card(experiment: StoredExperiment, answer: StoredAnswer, scale: float)
     """
     shown_answer = answer
     if answer.episode is None:
-        # The answer was cut into several training rows, and no row has all tokens of its trajectory. So its
-        # first row is shown, which is the `episode` of a stored answer without a trajectory.
+        # The answer was cut into several training rows, and none of them has all of its tokens. So the first
+        # row is shown: without a trajectory, `episode` is the first row.
         shown_answer = replace(answer, trajectory=None)
     episode, tokens = shown_answer.episode, tokens_of(experiment.path, shown_answer, experiment.config)
     assert episode is not None and tokens is not None and tokens.texts is not None
@@ -266,7 +266,7 @@ def _make_card(experiment: StoredExperiment, answer: StoredAnswer, scale: float)
         "correct": episode.score >= CORRECT_SCORE,
         "earned": earned,
         "unfinished": episode.finish_reason == "length",
-        "answer": episode.trajectory,
+        "answer": episode.trajectory,  # the answer's name
         "earlier": earlier_messages,
         "prompt": prompt,
         "drawing": drawing,
@@ -310,8 +310,8 @@ def _coloured_steps(tokens: Tokens, scale: float, *, ends_by_itself: bool) -> li
 def _prompt_of(experiment: StoredExperiment, answer: StoredAnswer, episode: Episode) -> tuple[str, str]:
     """Returns the text of the earlier messages of a conversation, and the prompt.
 
-    Earlier messages are shown apart from the prompt, because solved examples are the same in all prompts. For
-    any other prompt, the text of earlier messages is empty.
+    In a conversation, the prompt is the last message. The earlier messages are shown apart from it, because
+    they are often solved examples that all prompts have. Their text is empty if there are none.
     """
     if answer.trajectory is None:  # only the ids of the prompt's tokens are stored
         return "", "".join(texts_of(experiment.path, episode.prompt_ids) or ())

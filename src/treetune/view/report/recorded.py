@@ -156,7 +156,8 @@ def domains_of(summary: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
 def domain_series(title: str, summaries: Mapping[int, Mapping[str, Any]], domain: str, colour: str) -> Series:
     """Returns the curve of a domain's pass@1 over evaluated checkpoints, with intervals.
 
-    `summaries` has the summaries of an evaluation set by finished iterations. A single point is a level.
+    `summaries` has the summaries of an evaluation set by finished iterations. A single point is drawn
+    as a horizontal line across the chart.
     """
     accuracies, intervals = [], {}
     for iterations, summary in summaries.items():
@@ -195,10 +196,10 @@ class NumbersSection(ReportSection):
             # with CORRECT_SUFFIX the mean over correct answers.
             means = {name.removesuffix(LARGEST_SUFFIX).removesuffix(CORRECT_SUFFIX) for name in recorded}
             charts, always_0 = [], []
-            # "own" is the colour that the experiment has in this report, and "soft" is grey.
             # The numbers that the group declares come first, in their order. Others may be recorded as well.
             for name in (*group.numbers, *sorted(means - set(group.numbers))):
                 metric = f"{group.name}/{name}"
+                # "own" is the colour that the experiment has in this report, and "soft" is grey.
                 series = [
                     Series(name, experiment.curve(metric), "own"),
                     Series(f"{name} of correct answers", experiment.curve(metric + CORRECT_SUFFIX), "soft"),
