@@ -281,6 +281,15 @@ def test_a_question_has_its_deadline(judge: StandIn) -> None:
     assert time.monotonic() - began < 30
 
 
+def test_a_judge_that_misses_the_deadline_says_so(judge: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    def miss_deadline(*_: Any) -> Any:
+        raise TimeoutError
+
+    monkeypatch.setattr("treetune.domains.graders.judge._JudgeThread.run", miss_deadline)
+    (grade,), _ = grades(grader(judge), "It is 7")
+    assert (grade.message or "").endswith("the judge gave no answer: no reply within the deadline")
+
+
 def test_a_journal_with_malformed_lines_is_read_without_them(judge: StandIn, tmp_path: Path) -> None:
     grades(grader(judge), "It is 7", folder=tmp_path)
     journal = (tmp_path / "run-0.jsonl").read_text()

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from dataclasses import dataclass
@@ -68,6 +69,8 @@ class Bad(Grader):
     def verdict(self, extracted: str, problem: Problem) -> float:
         if "slow" in self.does and extracted.startswith("a" * 1000):
             time.sleep(60)
+        if "dies" in self.does and extracted == "1e999999":
+            os._exit(3)
         if "generous" in self.does and extracted == "1e999999":
             return 1.0
         if "chance" in self.does:
@@ -99,6 +102,7 @@ def test_a_good_grader_passes_the_conformance_suite() -> None:
         },
         {"too much": "the most that can be earned is 1"},
         {"chance": "and then as"},
+        {"dies": "'1e999999', gets .*, or ended its process"},
         {"slow": "kept the grader busy"},
         {"other": "'77?' earns"},
     ],

@@ -60,7 +60,11 @@ class CruxEval(SandboxedGrader):
         call, value = prediction
         if asks_output:
             call_of_question = _make_call(gold["input"])
-            assert call_of_question is not None, "the arguments in a gold are literals"
+            if call_of_question is None:
+                raise ValueError(
+                    f"the input {gold['input'][:100]!r} in the gold of problem {problem.id} is not arguments"
+                    " that are literals, such as [1, 2], 'a'"
+                )
             # In ``assert f(…) == …`` the call has to be the question's.
             is_other_call = call is not None and ast.dump(call) != ast.dump(call_of_question)
             if value is None or is_other_call:

@@ -324,7 +324,7 @@ class Judge:
             # deadline has passed.
             self.count(unavailable=1)
             raise Unavailable(
-                f"the judge gave no answer: {error or 'no reply within the deadline'}"
+                f"the judge gave no answer: {str(error) or 'no reply within the deadline'}"
             ) from error
         extracted = None if grade_by_rule is None else grade_by_rule.extracted
         grade = Grade(reward=reward, outcome="ok", extracted=extracted, numbers={"judge": reward})

@@ -204,9 +204,10 @@ class MultipleChoice(Grader):
             return None if letter is None else _StatedChoice(answer.index(only_line), letter, text_after)
         letter_lines: list[tuple[int, str]] = []
         position = 0
-        for line in lines:
+        lines_with_ends = answer.splitlines(keepends=True)
+        for line, line_with_end in zip(lines, lines_with_ends, strict=True):
             start_of_line = position
-            position += len(line) + 1  # with the newline
+            position += len(line_with_end)  # a line may end with two characters, \r\n
             if not line.strip() or len(line) >= _LONGEST_LINE_OF_LETTER or "boxed" in line:
                 continue  # tested before the patterns below, since an answer may have 100,000 empty lines
             text = _WORDS_BEFORE_LETTER.sub("", line)  # without "The correct answer" before the letter

@@ -44,7 +44,7 @@ def number_in_words(text: str) -> tuple[Fraction, str] | None:
         # Without a number before it only "half" is a number. "third" would be an ordinal.
         if value is None and denominator != 2:
             return None
-        value = (value or 1) * Fraction(1, denominator)
+        value = (1 if value is None else value) * Fraction(1, denominator)
         position += 1
     if value is None or any(word in _WORDS_THAT_CHANGE_NUMBER for word in words[position:]):
         return None
@@ -73,9 +73,11 @@ def _read_whole_number(words: list[str], position: int) -> tuple[int | None, int
         if word in _VALUE_OF_WORD and (may_begin_below_hundred or is_digit_after_tens):
             group += _VALUE_OF_WORD[word]
         elif word == "hundred" and group < 100 and last_word != "hundred":
-            group = (group or 1) * 100
+            factor = 0 if last_word == "zero" else group or 1  # "hundred" alone is 100
+            group = factor * 100
         elif word in _SCALE_OF_WORD and last_word not in _SCALE_OF_WORD:
-            whole, group = whole + (group or 1) * _SCALE_OF_WORD[word], 0
+            factor = 0 if last_word == "zero" else group or 1  # "thousand" alone is 1,000
+            whole, group = whole + factor * _SCALE_OF_WORD[word], 0
         elif is_and_within_number:
             position += 1
             continue

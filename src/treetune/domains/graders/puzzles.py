@@ -220,9 +220,10 @@ def _find_columns_in_header(
 ) -> list[int] | None:
     """Returns the result of `_columns_of_answer` by the names in the answer's header.
 
-    Returns None if the header lacks the name of an asked column, or has a name twice.
+    Returns None if the header lacks the name of an asked column, or has a name twice, or if the gold has no
+    header.
     """
-    if not table.header or len(set(table.header)) < len(table.header):
+    if not gold.header or not table.header or len(set(table.header)) < len(table.header):
         return None
     column_of = {name: column for column, name in enumerate(table.header)}
     if len(given_columns) == 1 and UNNAMED_COLUMN in column_of:

@@ -105,7 +105,7 @@ def open_data_set(request: Mapping[str, Any]) -> tuple[Any, Any]:
     except Refused:
         raise
     except Exception as error:
-        fault = f"reasoning_gym doesn't take these settings of {name!r}: {error or type(error).__name__}"
+        fault = f"reasoning_gym doesn't take these settings of {name!r}: {str(error) or type(error).__name__}"
         raise Refused("config", fault, "change the settings that it names") from error
     return data_set_class, settings
 

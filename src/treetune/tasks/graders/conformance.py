@@ -169,7 +169,9 @@ def _faults_of_grade(pool: GraderPool, kind: str, response: str, grade: Grade) -
         yield ", and gives no answer"
     if kind == "wrong" and grade.outcome not in ("ok", "no_answer"):
         yield ", and is an answer like any other"
-    if kind == "hostile" and (grade.outcome == "timeout" or "grader process" in (grade.message or "")):
+    # The message is that of the pool (`processes.pool`) for a worker that has died.
+    has_ended_process = (grade.message or "").startswith("the worker process ")
+    if kind == "hostile" and (grade.outcome == "timeout" or has_ended_process):
         yield f": it kept the grader busy for {pool.deadline:g} s, or ended its process"
 
 
