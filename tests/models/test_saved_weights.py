@@ -171,7 +171,7 @@ def test_adapters_on_experts_are_refused_and_those_on_layers_are_merged(kind: st
 def test_further_names_of_tied_weights_may_be_missing_or_not(kind: str, tied: set[str]) -> None:
     model = make_model(kind)
     architecture = Architecture(model.config)
-    assert architecture.tied == tied
+    assert architecture.unsaved_names == tied
     for passed in (set(saved_weights(model)), set(model.state_dict())):
         architecture.refuse_other_weights(passed, "a test")
 

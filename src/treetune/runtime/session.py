@@ -136,9 +136,9 @@ class Session:
                 position = f" in iteration {self.iteration + 1}"
         repetition = ""
         if self.finished_iterations > self.checkpointed_iterations:
-            checkpoint = f"iteration {self.checkpointed_iterations}, the last checkpoint"
-            repeated = name_iterations(self.checkpointed_iterations + 1, self.finished_iterations)
-            repetition = f" after {checkpoint}, and does {repeated} again"
+            last = self.checkpointed_iterations
+            repeated = name_iterations(last + 1, self.finished_iterations)
+            repetition = f" after iteration {last}, the last checkpoint, and does {repeated} again"
         if isinstance(stop, Stopped) and stop.code != 128 + signal.SIGINT:
             # This may be the launcher's SIGTERM after another rank has failed, and the same command may then
             # fail again. So the message mentions the command only to say which iterations it would repeat.

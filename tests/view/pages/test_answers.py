@@ -560,7 +560,7 @@ def test_continuations_are_found_below_another_credit_and_in_a_mixture(
     beginning = AnswerPrefix.of(answer.problem, answer.prompt_ids, answer.segments, 2)
     request = continuation_request(AnswerSettings(64), 1, 0, beginning, sampling, "value", 0, 3)
     sampled = [Completion(list(map(ord, text)), [-0.5] * 2, "stop", 0) for text in ("x!", "y!", "x!")]
-    with Journal(run.iteration(0) / "journal" / "credit-0.jsonl") as written:
+    with Journal(run.iteration_folder(0) / "journal" / "credit-0.jsonl") as written:
         written.add(journal_row(request_key(request, 0), sampled))
     page = viewer.page("/continuations", run="run", **FIRST, start=2)
     assert "3 continuations, 2 of them different" in page
