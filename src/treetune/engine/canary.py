@@ -65,7 +65,7 @@ def judge_gap(probes: Sequence[Probe], previous_probes: Sequence[Probe], toleran
             f" {tolerance.largest:.3g} that engines.policy.canary_tolerance allows"
         )
     # Not `mean > tolerance.mean`: the mean of so few tokens may exceed the bound by chance.
-    elif len(gaps) >= FEWEST_TOKENS and _is_positive([gap - tolerance.mean for gap in gaps]):
+    elif len(gaps) >= FEWEST_TOKENS and _is_mean_surely_positive([gap - tolerance.mean for gap in gaps]):
         problem = (
             f"the engine's log-probs differ from the trainer's by {mean:.3g} in the mean (and by up to"
             f" {largest:.3g}), more than the engines.policy.canary_tolerance of {tolerance.mean:.3g}"
@@ -110,10 +110,14 @@ def is_stale(probes: Sequence[Probe], previous_probes: Sequence[Probe]) -> bool:
             nearer_to_old.append(abs(engine - trainer) - abs(engine - trainer_before))
             engine_stayed.append(abs(trainer - trainer_before) - abs(engine - engine_before))
     has_enough_tokens = len(nearer_to_old) >= FEWEST_TOKENS
-    return has_enough_tokens and _is_positive(nearer_to_old) and _is_positive(engine_stayed)
+    return (
+        has_enough_tokens
+        and _is_mean_surely_positive(nearer_to_old)
+        and _is_mean_surely_positive(engine_stayed)
+    )
 
 
-def _is_positive(values: Sequence[float]) -> bool:
+def _is_mean_surely_positive(values: Sequence[float]) -> bool:
     """Returns whether the mean lies `SIGNIFICANT_STANDARD_ERRORS` standard errors above 0."""
     count = len(values)
     mean = sum(values) / count

@@ -138,7 +138,7 @@ class DistributionDistillation(TeacherObjective, ClippedPolicyGradient):
 
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
-        if self.advantage_weight:
+        if self.advantage_weight:  # PPO's loss is a part of this loss, so its checks count
             yield from super().check(experiment)
         if self.teacher.context == "gold":
             examples = experiment.task.examples(MOST_EXAMPLE_PROBLEMS)

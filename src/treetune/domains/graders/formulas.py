@@ -738,7 +738,7 @@ def same_value(first: Any, second: Any, tolerance: float = 0.0) -> bool:
         return agree
     compared_points = 0
     for top, bottom in _COMPARISON_POINTS:
-        # Each unknown gets another value, or else x - y would be 0.
+        # Each unknown gets another value, or else x - y would be 0. Any step would do.
         point = {symbol: Fraction(top + 2 * rank, bottom) for rank, symbol in enumerate(unknowns)}
         agree = _agree_at(point, first, second)
         if agree is False:
@@ -1101,7 +1101,7 @@ def _quotient_at_a_point(first: Any, second: Any, unknowns: list[Any]) -> Any:
     import sympy
 
     for top, bottom in _QUOTIENT_POINTS:
-        # Each unknown gets another value, or else x - y would be 0.
+        # Each unknown gets another value, or else x - y would be 0. Any step would do.
         point = {symbol: sympy.Rational(top + 4 * rank, bottom) for rank, symbol in enumerate(unknowns)}
         values = (first.subs(point), second.subs(point))
         if all(value != 0 and not value.has(sympy.nan, sympy.zoo, sympy.oo, -sympy.oo) for value in values):

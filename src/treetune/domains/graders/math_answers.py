@@ -723,7 +723,7 @@ def _read_inequality(signs: list[str], sides: list[str], depth: int) -> tuple[st
     and ``1 < x <= 2``, which has two signs, ("x", [(1, 2]]). Returns None if no side is only an unknown.
     """
     if len(signs) == 1:
-        distance = _read_distance(signs[0], sides)
+        distance = _read_distance(signs[0], sides)  # such as |x - 2| < 5
         return distance if distance is not None else _read_inequality_of_one_sign(signs[0], sides, depth)
     directions = {sign[0] for sign in signs}
     have_one_direction = directions in ({"<"}, {">"})

@@ -64,7 +64,8 @@ def _read_whole_number(words: list[str], position: int) -> tuple[int | None, int
         # two").
         may_begin_below_hundred = last_word in ("", "hundred", *_SCALE_OF_WORD)
         is_digit_after_tens = last_word in _WORDS_OF_TENS and 0 < _VALUE_OF_WORD.get(word, 0) < 10
-        # "two hundred and six". The number of "a hundred and a bit" ends before the "and".
+        # "two hundred and six". The "a" of "a hundred and a bit" isn't a 1 of the number, which ends before
+        # the "and".
         is_and_within_number = (
             word == "and"
             and last_word in ("hundred", *_SCALE_OF_WORD)

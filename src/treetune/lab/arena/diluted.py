@@ -100,6 +100,7 @@ def by_luck(steps: int, choices: int, effect: float, right: float = 0.25, succes
         if position == steps:  # the environment's token
             return {is_correct: chance_by_status[status], is_wrong: 1 - chance_by_status[status]}
         if position in positions_of_choices and status < choices:
+            # The next statuses and their chances: `right` is the chance of a right choice.
             return {status + 1: right, status: 1 - right}
         return {status: 1.0}
 

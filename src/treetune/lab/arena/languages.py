@@ -676,7 +676,7 @@ class TableEngine(Engine):
         # A `Deferred` stands for requests that depend on something still unknown.
         assert len(this_round) == len(requests), "no request of the arena waits for something else"
         # The ids of a request are a prompt of a single token and the beginning of an answer, which may be
-        # empty. Only to score a text, the prompt may have three tokens: it says that the answer is correct.
+        # empty. A prompt of three tokens also says that the answer is correct. Only a `ScoreRequest` has one.
         while this_round:
             begun: list[list[int]] = []
             seeds: list[int] = []

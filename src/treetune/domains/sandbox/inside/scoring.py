@@ -214,7 +214,7 @@ class _Child:
         os.close(child_results)
 
     def ask(self, request: bytes, deadline: float) -> tuple[bytes, bool]:
-        """Sends a request with an answer. Returns the line of the child, and whether the child missed the
+        """Sends the child a request to score an answer. Returns the line of the child, and whether the child missed the
         deadline.
 
         The line is incomplete if the child has ended or is late.
