@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import pickle
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -31,6 +33,13 @@ CHECKPOINT_TAG = "state"
 VANISHING_NORM = 1e-300
 """A norm so small that a gradient which is clipped to it becomes 0 in float32. A norm of 0 can't be used,
 since DeepSpeed takes it for "no clipping"."""
+
+
+def _member_of_enumeration(enumeration: Any, name: str) -> Enum:
+    """Returns a member of an enumeration by its name. Raises UnpicklingError if `enumeration` isn't one."""
+    if not (isinstance(enumeration, type) and issubclass(enumeration, Enum)):
+        raise pickle.UnpicklingError(f"a trainer's state asks for {name!r} of {enumeration!r}")
+    return enumeration[name]
 
 
 class DeepSpeedModel:
@@ -186,7 +195,10 @@ class DeepSpeedModel:
         # environment variable overrides DeepSpeed. With it, PyTorch loads only tensors, plain values, and the
         # classes in `allowed`, which DeepSpeed stores with the tensors.
         weights_only = patch.dict(os.environ, {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"})
-        allowed = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
+        allowed: list[Any] = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
+        # Some Pythons, such as Debian 12's 3.11.2, pickle ``ZeroStageEnum.gradients`` as
+        # ``getattr(ZeroStageEnum, "gradients")``. Only such calls are allowed in place of any `getattr`.
+        allowed.append((_member_of_enumeration, "builtins.getattr"))
         with weights_only, torch.serialization.safe_globals(allowed):
             path, _ = self.engine.load_checkpoint(str(directory), tag=CHECKPOINT_TAG)
         if path is None:

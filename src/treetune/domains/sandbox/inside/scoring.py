@@ -214,8 +214,8 @@ class _Child:
         os.close(child_results)
 
     def ask(self, request: bytes, deadline: float) -> tuple[bytes, bool]:
-        """Sends the child a request to score an answer. Returns the child's line, and whether the child missed
-        the deadline.
+        """Sends the child a request to score an answer. Returns the child's line, and whether the child
+        missed the deadline.
 
         The line is incomplete if the child has ended or is late.
         """
