@@ -73,7 +73,9 @@ def _speaker_of(message: Mapping[str, Any]) -> str:
     """Returns the role of a message's author, and for the reply of a tool also the tool's name: "tool
     search"."""
     role = str(message.get("role") or "")
-    tool = message.get("name") or message.get("function") if role == "tool" else None
+    if role != "tool":
+        return role
+    tool = message.get("name") or message.get("function")
     return f"{role} {tool}" if isinstance(tool, str) and tool else role
 
 

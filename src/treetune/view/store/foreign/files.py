@@ -12,7 +12,7 @@ import pickle
 import re
 import struct
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -86,7 +86,7 @@ def read_rows(path: Path, remarks: list[str]) -> Iterator[FileRow]:
     elif _begins_as_log(path):  # Inspect's log in JSON
         yield from _samples_of_json(path, remarks)
     else:  # a table of W&B
-        yield from _number_rows(iter(read_wandb_rows(path)))
+        yield from _number_rows(read_wandb_rows(path))
 
 
 def first_rows(path: Path) -> Iterator[FileRow]:
@@ -109,7 +109,7 @@ def first_rows(path: Path) -> Iterator[FileRow]:
     elif _begins_as_log(path):
         yield FileRow(0, "", is_inspect=True)
     elif path.name.endswith(".table.json"):
-        yield from _number_rows(iter(read_wandb_rows(path)[:FIRST_ROWS]))
+        yield from _number_rows(read_wandb_rows(path)[:FIRST_ROWS])
 
 
 def _first_lines(path: Path) -> Iterator[FileRow]:
@@ -154,10 +154,10 @@ def _first_completions(path: Path) -> Iterator[FileRow]:
             return
         first_batch = next(table.iter_batches(FIRST_ROWS), None)
         if first_batch is not None:
-            yield from _number_rows(iter(first_batch.to_pylist()))
+            yield from _number_rows(first_batch.to_pylist())
 
 
-def _number_rows(contents: Iterator[Any]) -> Iterator[FileRow]:
+def _number_rows(contents: Iterable[Any]) -> Iterator[FileRow]:
     """Yields a row for each content, whose place is its number. A content that isn't an object is a fault."""
     for place, content in enumerate(contents):
         is_object = isinstance(content, Mapping)
@@ -309,7 +309,7 @@ def _samples_of_json(path: Path, remarks: list[str]) -> Iterator[FileRow]:
     """Yields the samples of one of Inspect's logs in JSON."""
     log = json.loads(path.read_bytes())
     _add_status(log, remarks)
-    for row in _number_rows(iter(log.get("samples") or ())):
+    for row in _number_rows(log.get("samples") or ()):
         yield replace(row, is_inspect=True, task=_task_name(log))
 
 

@@ -83,8 +83,10 @@ def answer_of(sample: Mapping[str, Any], task: str = "") -> dict[str, Any]:
 
 
 def _with_attachments(value: Any, attachments: Mapping[str, Any]) -> Any:
-    """Returns a sample, or a part of one, in which each name of an attachment is replaced by the
-    attachment."""
+    """Returns a sample, or a part of one, in which each name of an attachment is replaced by the attachment.
+
+    Members of objects that are named in `not_needed` are left out at every level.
+    """
     if isinstance(value, str) and value.startswith(ATTACHMENT_PREFIX):
         return attachments.get(value.removeprefix(ATTACHMENT_PREFIX), value)
     if isinstance(value, list):

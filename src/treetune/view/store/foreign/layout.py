@@ -13,16 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # The name of a step's folder: the step, and what follows it.
-_STEP_FOLDER = re.compile(r"(?:global_?)?(?:step|iter|iteration)s?[-_]?(\d{1,9})(?:[-_](.*))?", re.IGNORECASE)
+_STEP_FOLDER = re.compile(
+    r"(?:global_?)?(?:step|iter|iteration)s?[-_]?(?P<step>\d{1,9})(?:[-_](?P<label>.*))?",
+    re.IGNORECASE,
+)
 _STEP_FILE = re.compile(
-    r"(?:(rollout|completion|sample|generation|output|trace|result|train|training|eval|evaluation|val|validation"
-    r"|test)s?[-_]?)?(?:(?:global_?)?(?:step|iter|iteration)[-_]?)?(\d{1,9})",
+    r"(?:(?P<label>rollout|completion|sample|generation|output|trace|result|train|training|eval|evaluation"
+    r"|val|validation|test)s?[-_]?)?(?:(?:global_?)?(?:step|iter|iteration)[-_]?)?(?P<step>\d{1,9})",
     re.IGNORECASE,
 )
 """The name of a step's file: the kind of answers, if it says one, and the step. A number after any other word
 is not a step: ``aime_2024.jsonl``, ``math500.jsonl``."""
 # The name of W&B's table of a step, without its last suffix: NAME_STEP_HASH.table.
-_STEP_OF_TABLE = re.compile(r"(.*)_(\d{1,9})_[0-9a-f]+\.table", re.IGNORECASE)
+_STEP_OF_TABLE = re.compile(r"(?P<label>.*)_(?P<step>\d{1,9})_[0-9a-f]+\.table", re.IGNORECASE)
 
 ALL_ROLLOUTS, TRAINED_ROLLOUTS = "all", "effective"
 """The names of prime-rl's folders with all rollouts of a step, and with those that were trained on."""
@@ -93,19 +96,19 @@ def step_of(path: Path, run: Path) -> RunStep:
         # The label tells apart the files of a step. It is made of the text after the step in its folder's
         # name, the names of the folders below it, and the file's name, without names that say nothing.
         label_parts = [
-            part for part in (match[2], *folders[depth + 1 :]) if part not in (None, "", ALL_ROLLOUTS)
+            part for part in (match["label"], *folders[depth + 1 :]) if part not in (None, "", ALL_ROLLOUTS)
         ]
         name = path.name.removesuffix(path.suffix)
         if name not in GENERIC_NAMES:
             label_parts.append(name)
-        return RunStep(int(match[1]), " ".join(label_parts))
+        return RunStep(int(match["step"]), " ".join(label_parts))
     if path.suffix == ".json":  # W&B's NAME_STEP_HASH.table.json
         match = _STEP_OF_TABLE.fullmatch(path.stem)
     elif path.suffix == ".eval":  # the number in its name is the time when it was made, and not a step
         match = None
     else:
         match = _STEP_FILE.fullmatch(path.stem)
-    return RunStep(int(match[2]), match[1] or "") if match else RunStep(None, "")
+    return RunStep(int(match["step"]), match["label"] or "") if match else RunStep(None, "")
 
 
 def _sort_key(path: Path, run: Path) -> tuple[float, str, list[int], str]:
