@@ -56,12 +56,14 @@ def write_report(directories: Sequence[Path], output: Path | None = None) -> Pat
         raise ValueError("a report is about one experiment's directory, or several")
     experiments = [read_experiment(Path(directory)) for directory in directories]
     if output is None:
-        first_path = experiments[0].path
-        output = (first_path if len(experiments) == 1 else first_path.resolve().parent) / "report.html"
+        directory = experiments[0].path
+        if len(experiments) > 1:
+            directory = directory.resolve().parent  # resolved first, because Path(".").parent is Path(".")
+        output = directory / "report.html"
     results = []
     for i, experiment in enumerate(experiments):
         results += [_make_table_row(experiment, colour_of(i), label) for label in experiment.evaluations]
-    further_heads: dict[str, None] = {}
+    further_heads: dict[str, None] = {}  # a dictionary as an ordered set
     for result in results:
         further_heads |= dict.fromkeys(result["further"])
     document = render_document(
@@ -85,7 +87,8 @@ def _make_table_row(experiment: StoredExperiment, colour: str, label: str) -> di
     """Returns the table row of an experiment's newest evaluation on a set."""
     summaries = experiment.evaluations[label]
     optional_names = ("ci_low", "ci_high", "majority_vote", "unfinished", "mean_tokens")
-    summary = {**dict.fromkeys(optional_names), **summaries[max(summaries)]}
+    newest_summary = summaries[max(summaries)]  # the summaries are by iteration
+    summary = {**dict.fromkeys(optional_names), **newest_summary}
     further_columns: dict[str, str] = {}
     for section in all_sections():
         further_columns |= section.columns(summary)
@@ -94,6 +97,7 @@ def _make_table_row(experiment: StoredExperiment, colour: str, label: str) -> di
         "colour": colour,
         "set": label,
         "summary": summary,
+        # The largest k of pass@k, as text: the keys of `pass_at_k` are "1", "8" and so on.
         "k": max(summary.get("pass_at_k") or (), key=int, default=None),
         "further": further_columns,
     }
@@ -107,6 +111,7 @@ def _accuracy_curves(experiments: Sequence[StoredExperiment]) -> list[str]:
     """
     # A bunch has the experiments that one curve is drawn from. Here each curve is of a single experiment.
     bunches = [Bunch(experiment.name, i, [experiment]) for i, experiment in enumerate(experiments)]
+    # The charts by evaluation set. A chart's title is "pass@1 on SET".
     charts = {chart.title.removeprefix("pass@1 on "): chart for chart in evaluation_charts(bunches)}
     labels: set[str] = set()
     for experiment in experiments:

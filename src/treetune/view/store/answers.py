@@ -311,7 +311,7 @@ class AnswerStore:
         if question.search:
             cursor.register("matching", self._find_matching_rows(question))
             relation = f"(SELECT * FROM {relation} JOIN matching USING (source, row))"
-        [total] = cursor.execute(f"SELECT count(*) FROM {relation} WHERE {where}", values).fetchone() or (0,)
+        [(total,)] = cursor.execute(f"SELECT count(*) FROM {relation} WHERE {where}", values).fetchall()
         clauses = (
             f"FROM {relation} WHERE {where} ORDER BY {order}"
             f" LIMIT {question.size} OFFSET {question.rows_before_page}"
@@ -394,11 +394,13 @@ class AnswerStore:
             quote_text(str(item.folder / TEXTS_FILE)) for item in self._sources_with_index(question.sources)
         )
         query = f"SELECT source, row FROM read_parquet([{files}]) WHERE contains(lower(text), lower(?))"
+        # The stored texts were made writable, too, so a lone surrogate (half a character) is U+FFFD in both.
+        searched_text = make_writable(question.search)
         cursor = self._new_cursor()
         deadline = threading.Timer(LONGEST_SEARCH_S, cursor.interrupt)
         deadline.start()
         try:
-            matching = cursor.sql(query, params=[make_writable(question.search)]).to_arrow_table()
+            matching = cursor.sql(query, params=[searched_text]).to_arrow_table()
         except duckdb.InterruptException as error:
             raise ValueError(
                 f"the search for {question.search!r} took longer than {LONGEST_SEARCH_S:.0f} s: choose one"
@@ -477,34 +479,37 @@ class AnswerStore:
         Raises ValueError if its file has been written again since the index was made.
         """
         [indexed] = self._sources_with_index({row["source"]})
-        # `index_facts` describes the index. It has the layout of each Arrow file that the source has.
-        index_facts, source = indexed.about, indexed.source
-        assert index_facts is not None
+        source, about_index = indexed.source, indexed.about
+        assert about_index is not None
         if source.kind == "evaluation":
             return StoredAnswer(row, source, line=_read_line(source, row["place"]))
+        # The layouts of the source's Arrow files, each of which is None if the source lacks the file.
+        answers_layout = about_index.answers
+        episodes_layout = about_index.episodes
+        signals_layout = about_index.signals
         trajectory, episodes, signals = None, list[Any](), list[Any]()
-        if index_facts.answers is not None:
+        if answers_layout is not None:
             from treetune.rollouts.rows import trajectories_of
 
-            [trajectory] = trajectories_of(_read_row(source.path, index_facts.answers, row["place"]))
+            [trajectory] = trajectories_of(_read_row(source.path, answers_layout, row["place"]))
             if trajectory.id != row["answer"]:
                 raise ValueError(f"{source.path} was rewritten just now: reload the page")
-        if index_facts.episodes is not None and source.episodes is not None:
+        if episodes_layout is not None and source.episodes is not None:
             from treetune.rollouts.rows import episodes_of
             from treetune.rollouts.storage import signals_of
 
-            if index_facts.answers is None:  # demonstrations: the episode is the answer
+            if answers_layout is None:  # demonstrations: the episode is the answer
                 first = last = row["place"]
             else:  # an answer that wasn't trained on has no episodes
                 first, last = row.get("episode_place"), row.get("episode_last")
             places = range(first, last + 1) if first is not None and last is not None else ()
             for place in places:
-                [episode] = episodes_of(_read_row(source.episodes, index_facts.episodes, place))
+                [episode] = episodes_of(_read_row(source.episodes, episodes_layout, place))
                 # Episodes of other answers may be between the first and the last one.
                 if episode.trajectory == row["answer"]:
                     episodes.append(episode)
-                    if index_facts.signals is not None and source.signals is not None:
-                        signals += signals_of(_read_row(source.signals, index_facts.signals, place))
+                    if signals_layout is not None and source.signals is not None:
+                        signals += signals_of(_read_row(source.signals, signals_layout, place))
         return StoredAnswer(row, source, trajectory, episodes, signals=signals)
 
     def group(self, source: str, problem: str) -> list[Episode]:
@@ -512,17 +517,17 @@ class AnswerStore:
         from treetune.rollouts.rows import episodes_of
 
         [indexed] = self._sources_with_index({source})
-        index_facts, path = indexed.about, indexed.source.episodes
-        if index_facts is None or index_facts.episodes is None or path is None:
+        about_index, path = indexed.about, indexed.source.episodes
+        if about_index is None or about_index.episodes is None or path is None:
             return []
-        # The column of the index that has the place of an answer's first training row. Demonstrations are
-        # stored only as training rows, so it is the place of the answer itself.
-        column = "place" if index_facts.answers is None else "episode_place"
+        layout = about_index.episodes  # the positions of the batches in the file of training rows
+        has_only_training_rows = about_index.answers is None  # as demonstrations have
+        # The column of the index that has the place of an answer's first training row.
+        column = "place" if has_only_training_rows else "episode_place"
         where = f"problem = ? AND {column} IS NOT NULL"
         rows = self.sql(
             f"SELECT {column} AS place FROM answers WHERE {where} ORDER BY row", [problem], [source]
         )
-        layout = index_facts.episodes  # the positions of the batches in the file
         places_of_batches: dict[int, list[int]] = {}
         for row in rows:
             places_of_batches.setdefault(layout.batch_of(row["place"]), []).append(row["place"])

@@ -191,9 +191,9 @@ class Store:
         """Returns the experiment's answers."""
         with self._lock:
             if run not in self._answers:
-                self._answers[run] = AnswerStore(
-                    run, self.cache, min(self._look_again_s, ANSWERS_LOOK_AGAIN_S)
-                )
+                # New answers are looked for at least as often as new experiments.
+                look_again_s = min(self._look_again_s, ANSWERS_LOOK_AGAIN_S)
+                self._answers[run] = AnswerStore(run, self.cache, look_again_s)
             return self._answers[run]
 
     def notes(self, run: Run) -> Notes:
@@ -346,7 +346,7 @@ class DataSets:
             except ValueError:  # it isn't on this disk
                 continue
             for match in paths:  # several if the name is a pattern
-                name_of_match = name if str(match) == str(path) else str(match)
+                name_of_match = name if match == path else str(match)
                 named_data_sets.append((name_of_match, match))
         return named_data_sets
 
@@ -367,14 +367,17 @@ def _data_in_config(config: Any) -> Iterator[str]:
             yield from _data_in_config(value)
 
 
-def _data_below(folder: Path, follows: Callable[[Path], bool]) -> Iterator[Path]:
-    """Yields the paths of the data sets below a folder, without those in experiments."""
+def _data_below(folder: Path, may_follow: Callable[[Path], bool]) -> Iterator[Path]:
+    """Yields the paths of the data sets below a folder, without those in experiments.
+
+    Paths for which `may_follow` is false are left out.
+    """
 
     def is_whole(names: Container[str]) -> bool:
         """Returns whether a folder is an experiment, or has the file that marks a data set."""
         return is_experiment(names) or any(name in names for name in (ESTIMATE_FILE, SPLITS_FILE, SPLIT_FILE))
 
-    for path, entries in folders_below(folder, is_whole, follows):
+    for path, entries in folders_below(folder, is_whole, may_follow):
         if is_experiment(entries):
             continue
         if ESTIMATE_FILE in entries or SPLIT_FILE in entries:
@@ -384,7 +387,7 @@ def _data_below(folder: Path, follows: Callable[[Path], bool]) -> Iterator[Path]
         else:
             for name, entry in entries.items():
                 is_data = not name.startswith(".") and name.endswith(DATA_SET_ENDINGS) and entry.is_file()
-                if is_data and follows(path / name):
+                if is_data and may_follow(path / name):
                     yield path / name
 
 
@@ -395,4 +398,4 @@ def _folders_of_splits(folder: Path) -> list[Path]:
     except (OSError, ValueError, LookupError, TypeError):  # unreadable, or not what `datasets` writes there
         return []
     plain_names = [name for name in names if isinstance(name, str) and name == Path(name).name]
-    return [folder / name for name in plain_names if name != ".."]
+    return [folder / name for name in plain_names if name != ".."]  # because Path("..").name is ".."

@@ -281,7 +281,8 @@ def line_columns(row: Mapping[str, Any], place: int) -> dict[str, Any]:
             for name, value in members.items():
                 if isinstance(value, int | float) and not isinstance(value, bool):
                     # As in `answer_columns`, the columns of graders' numbers don't name the group "grade".
-                    numbers[NUMBER_PREFIX + f"{group}/{name}".removeprefix("grade/")] = float(value)
+                    number_name = f"{group}/{name}".removeprefix("grade/")
+                    numbers[NUMBER_PREFIX + number_name] = float(value)
     return {
         "answer": f"{row['problem']}#{row['sample']}",
         "problem": row["problem"],
@@ -293,7 +294,7 @@ def line_columns(row: Mapping[str, Any], place: int) -> dict[str, Any]:
         "outcome": row.get("outcome"),
         "finish_reason": row.get("finish_reason"),
         "unfinished": row.get("finish_reason") == "length",
-        "extracted": None if extracted is None else (extracted or "")[:MOST_CHARACTERS_OF_VERDICT],
+        "extracted": None if extracted is None else extracted[:MOST_CHARACTERS_OF_VERDICT],
         "message": (row.get("message") or "")[:MOST_CHARACTERS_OF_VERDICT] or None,
         "tokens": row.get("tokens"),
         "characters": len(text),

@@ -121,7 +121,7 @@ def folders_below(
 
 
 def parts_of_fingerprint(run: Run) -> list[object]:
-    """Returns values of which one changes whenever an experiment does: stats of files, and whether it runs.
+    """Returns stats of files, and whether the experiment runs: one of them changes when the experiment does.
 
     Files of older iterations are left out: there may be thousands, and they are never written again.
     """
