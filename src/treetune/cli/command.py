@@ -196,13 +196,14 @@ def evaluate_configuration(options: Options) -> Config:
 
     configs = files_of(options)
     config = load(configs, options.override or ())
-    family = root_family(config)
-    part = family.parts_by_name().get(str(config.data.get("type")))
-    if part is None:
+    # The class that the whole configuration chooses by its `type`, such as a class of experiments or tables.
+    root_class = root_family(config).parts_by_name().get(str(config.data.get("type")))
+    if root_class is None:
         return config
-    # Evaluates again without the keys that this kind of root doesn't have. A table has no seed, for example:
-    # APP_SEED is for its experiments.
-    environment_keys = [key for key in ENVIRONMENT_KEYS if key in keys_of(part)]
+    # `load` has set keys from environment variables, such as `seed` from APP_SEED. The class may not have all
+    # of these keys: a table has no seed, since APP_SEED is for its experiments. So the configuration is then
+    # evaluated again with only the environment's keys that the class has.
+    environment_keys = [key for key in ENVIRONMENT_KEYS if key in keys_of(root_class)]
     if len(environment_keys) == len(ENVIRONMENT_KEYS):
         return config
     return load(configs, options.override or (), environment_keys=environment_keys)

@@ -182,9 +182,10 @@ class Explanation:
         setter = self._text_that_sets(layer, key)  # the file, or a library that the file calls
         # A setting in a library also names the file that calls the library.
         caller = None if setter is layer else layer.name
-        has_lines = setter.path is not None  # variables and overrides have no path, and no lines
-        line = lexer.field_line(setter.text, key) if key and has_lines else None
-        if key:  # the empty key is the whole configuration
+        line = None
+        if key:  # the empty key is the whole configuration, which isn't set on a line
+            if setter.path is not None:  # variables and overrides have no path, and no lines
+                line = lexer.field_line(setter.text, key)
             names = self._keys_of_object(layer, key[:-1])
             if names is None:
                 # The object depends on other files. Only the text shows whether this file sets the key.

@@ -250,8 +250,8 @@ class MonteCarlo(ContinuingCredit):
             baselines += [trajectory.reward] * states_behind
             errors += [0.0] * states_behind
         else:
-            # The steps that begin at these states have no value before them. `step_advantages` credits them
-            # as one step, together with the step that begins at the last state with a value.
+            # These states have no value. `step_advantages` therefore credits all steps after the last state
+            # with a value as one step.
             values += [None] * states_behind
             baselines += [None] * states_behind
             errors += [math.inf] * states_behind

@@ -943,7 +943,9 @@ class _RowBatch:
         import torch
 
         ids, positions = [0] * self._height, [0] * self._height
-        for row, [sample, *_] in self.rows.items():  # the samples of a row have the same tokens
+        # The samples of a row have the same tokens, since a sample that draws another one moves to another
+        # row (`branch`). So the first sample stands for all.
+        for row, [sample, *_] in self.rows.items():
             prompt_ids = sample.request.prompt_ids
             ids[row] = sample.ids[-1] if sample.ids else int(prompt_ids[-1])
             positions[row] = len(prompt_ids) + len(sample.ids) - 1

@@ -138,7 +138,8 @@ class JournaledEngine(EngineWrapper):
         if request.priority != ANSWER_PRIORITY and self._first_continuation_at is None:
             self._first_continuation_at = self.elapsed_s()
         key = self._note_key(request)
-        # More than once, since another task that samples the same request may fail or be cancelled.
+        # The request may still have no samples after the wait: the task that samples it may have failed or
+        # been cancelled. The future doesn't tell (`_sample_and_store`), so this task tries again.
         while not self._is_answered(key, request):
             if key in self._in_flight:  # another task has made the same request
                 # Shielded: if this task is cancelled, the future must not be, since others wait for it.

@@ -69,7 +69,7 @@ class AdvantageDistribution(OfIterations):
                 # If credit leaves values to the trainer's critic, the episodes have no advantages. These are
                 # then computed from the state values, which `_values` has taken from the critic.
                 critic_values = state_values if _leaves_values_to_trainer(session.config) else None
-                advantages = steps_advantages(episode, critic_values)
+                advantages = advantages_of_episode(episode, critic_values)
                 counts["episodes"] += 1
                 counts["episodes_without_advantages"] += advantages is None
                 counts["episodes_without_values"] += state_values is None
@@ -204,10 +204,10 @@ def _leaves_values_to_trainer(config: PolicyIteration) -> bool:
     return config.credit.needs_critic and not config.credit.asks_critic
 
 
-def steps_advantages(
+def advantages_of_episode(
     episode: Episode, critic_values: Sequence[float] | None
 ) -> Sequence[float | None] | None:
-    """Returns the advantage of each step; None for a step without a trained token.
+    """Returns the advantage of each step of an episode; None for a step without a trained token.
 
     Credit usually gives all tokens of a step the same advantage. Where the advantages of a step's tokens
     differ, the last trained token's is taken. For an episode without advantages, those of the steps are

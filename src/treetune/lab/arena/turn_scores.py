@@ -340,7 +340,7 @@ def _add_to_audit(
 def score_true_advantages(table: TurnTable, size: int) -> TurnScore:
     """Returns the score of the exact advantages in groups of `size` answers.
 
-    The policy takes no turns but those of the answers.
+    Nothing is sampled for these advantages, so `TurnScore.turns` has only the turns of the answers.
     """
     expectation = _Expectation(table)
     for answer in table.answers:
@@ -348,7 +348,9 @@ def score_true_advantages(table: TurnTable, size: int) -> TurnScore:
         gradient_P = advantages_K @ table.scores_KP(answer.turns)
         expectation.add(answer.probability, gradient_P, len(answer.turns))
         weights_K = np.full(len(answer.turns), answer.probability)
-        _add_to_audit(expectation.audit, answer.turns, advantages_K, advantages_K, weights_K)
+        _add_to_audit(
+            expectation.audit, answer.turns, credits=advantages_K, truths=advantages_K, weights=weights_K
+        )
     score = expectation.score()
     # So far a group is one answer. The gradient of `size` independent answers is the mean of their gradients.
     return score._replace(variance=score.variance / size, turns=score.turns * size)

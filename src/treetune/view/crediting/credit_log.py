@@ -370,7 +370,8 @@ class _Crediting:
             credited = len(assigned.episodes)
             cost = assigned.cost
             metrics = assigned.answer_metrics | assigned.metrics
-            if left_out := len(logged.to_credit) - credited:
+            left_out = len(logged.to_credit) - credited
+            if left_out:  # credit leaves out an answer for this reason only
                 reasons[NO_CONTINUATION] += left_out
         # The credit is the only work for a file, so its seconds are also the total.
         metrics |= {
@@ -411,6 +412,7 @@ def _rows_of(logged: LoggedAnswers, assigned: CreditedTrees | None) -> tuple[lis
         trajectory = credited_by_id[f"{group}#{next_credited[group]}"]
         next_credited[group] += 1
         episode = episode_by_id.get(trajectory.id)
+        # Credit makes no episode of an answer for one reason only.
         message = None if episode is not None else f"not credited: {NO_CONTINUATION}"
         trajectories.append(
             replace(
