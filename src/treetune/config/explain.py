@@ -202,7 +202,8 @@ class Explanation:
     def _text_that_sets(self, layer: Layer, key: KeyPath) -> Layer:
         """Returns the text that mentions the key: the file, or else the first library with a mention.
 
-        The libraries are those that the file calls. If no text mentions the key, the file is returned.
+        The libraries are those that the file calls. If no text mentions the key, the file is returned. It is
+        also returned for the empty key, which is the whole configuration.
         """
         if key and not lexer.mentions(layer.text, key[-1]):
             for library in self._libraries(layer):
@@ -232,6 +233,7 @@ class Explanation:
         file_object = self._object_of_file(layer)
         if file_object is MISSING_VALUE:
             # Jsonnet is lazy. So this object may be evaluated even if another part of the file fails.
+            # Only the file's whole object, whose prefix is empty, has no parent.
             parent_names = self._keys_of_object(layer, prefix[:-1]) if prefix else None
             if parent_names is not None and prefix[-1] not in parent_names:
                 return []  # the file has nothing at `prefix`

@@ -138,11 +138,11 @@ class JournaledEngine(EngineWrapper):
         if request.priority != ANSWER_PRIORITY and self._first_continuation_at is None:
             self._first_continuation_at = self.elapsed_s()
         key = self._note_key(request)
-        # The request may still have no samples after the wait: the task that samples it may have failed or
-        # been cancelled. The future doesn't tell (`_sample_and_store`), so this task tries again.
         while not self._is_answered(key, request):
             if key in self._in_flight:  # another task has made the same request
-                # Shielded: if this task is cancelled, the future must not be, since others wait for it.
+                # The future is also done if the other task fails or is cancelled. Then there are no samples,
+                # and the loop tries once more. Shielded: if this task is cancelled, the future must not be,
+                # since others wait for it.
                 await asyncio.shield(self._in_flight[key])
             else:
                 await self._sample_and_store(key, request)
@@ -166,7 +166,8 @@ class JournaledEngine(EngineWrapper):
             journal.add(journal_row(key, completions))
             self._completions_by_key[key] = completions
         finally:
-            # Also if this task was cancelled: a task that waits for the future then samples the request.
+            # The future is also done after an error or a cancellation: a task that waits for it then samples
+            # the request.
             self._in_flight.pop(key, None)
             is_done.set_result(None)
 

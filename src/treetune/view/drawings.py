@@ -135,7 +135,7 @@ class ThreadedAnswer:
         for stretch in stretches:
             is_trained = bool(self.trained[start : stretch.end].any())
             origin: Literal["sampled", "injected"] = "sampled" if is_trained else "injected"
-            # Without token ids: a drawing needs the segment's origin and branch, and its own start and end.
+            # The segment gets no token ids: a drawing needs only its origin, branch, start and end.
             segment = Segment(token_array(()), origin, branch=stretch.branch)
             placed.append(PlacedSegment(start, stretch.end, segment))
             start = stretch.end
@@ -227,7 +227,7 @@ def _split_into_parts(
                 yield start, end
             yielded_to = end
             continue
-        # The tail is in the text after the threads, if the block is closed there before another one opens.
+        # The text after the threads begins with the tail if a </Parallel> comes before the next <Parallel>.
         tail = (end, end)
         if following is not None and following[0] is None:
             search_end = following[1][-1].end

@@ -181,7 +181,7 @@ class Code(SandboxedGrader):
         passed = 0
         for result, expected_value in zip(results, expected):  # fewer results if a test was not reached
             if "value" not in result:
-                continue  # the call raised
+                continue  # the call raised, so `message` is set
             accepted = [expected_value]
             # Some data sets (APPS and those derived from it) put each expected value into a list.
             if isinstance(expected_value, list) and len(expected_value) == 1:

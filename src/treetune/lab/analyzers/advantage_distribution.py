@@ -83,6 +83,7 @@ class AdvantageDistribution(OfIterations):
 
     @override
     def points(self, config: PolicyIteration, directory: ExperimentDirectory) -> list[int]:
+        # Without a critic, every stored iteration will do. With a critic, a choice of the user's is followed.
         if not _leaves_values_to_trainer(config) or self.iterations != "all":
             return super().points(config, directory)
         # An iteration needs the critic of its checkpoint. The critic of the start (0) has learnt nothing, so

@@ -58,8 +58,8 @@ class Language:
     """A language with a policy.
 
     Names end with shapes: T positions in an answer, S statuses, O options at each position and status (the
-    statuses that may follow), N answers. The policy has a logit for each option at each position and status,
-    and one for each wording there.
+    statuses that may follow), N answers. At each position and status, the policy has a logit for each option
+    and one for each wording.
     """
 
     after_TSO: NDArray[np.intp]

@@ -120,7 +120,7 @@ def credit_log(
     log = find_log(settings.log)
     files = files_of_log(log)
     if tokenizer is None:
-        tokenizer = _open_tokenizer(settings, credit)
+        tokenizer = _open_tokenizer_of_settings(settings, credit)
     folder = CreditedFolder(settings.output, log.path)
     with folder.hold_lock():
         folder.begin(_make_config(settings, sampling, files))
@@ -173,7 +173,7 @@ def _check_options(settings: CreditOfLog, credit: Credit, *, has_engine: bool) -
         )
 
 
-def _open_tokenizer(settings: CreditOfLog, credit: Credit) -> LogTokenizer | None:
+def _open_tokenizer_of_settings(settings: CreditOfLog, credit: Credit) -> LogTokenizer | None:
     """Returns the tokenizer of the settings, or else that of the engine's folder; None if there is neither.
 
     Raises ValueError if the engine's folder doesn't exist, or if the engine is a server and the credit needs
