@@ -602,7 +602,7 @@ def _training_amount(kind: ExperimentKind, rows: int, is_small: bool) -> Trainin
             samples=8,
             rate="1e-3" if is_small else "1e-6",
             warmup=10,
-            minibatch=min(64, 8 * problems),
+            minibatch=min(64, 8 * problems),  # at most all samples of an iteration
             epochs=3,
             evaluate_every=1,
             checkpoint_every=1,

@@ -72,7 +72,7 @@ class JournaledEngine(EngineWrapper):
 
     Args:
         path: The journal.
-        others: Further journals that are read and not written.
+        other_paths: Further journals that are read and not written.
         continuations: The journal of continuations; None for `path`.
         observe: Is called with every request and its samples, also if they come from a journal.
 
@@ -98,7 +98,7 @@ class JournaledEngine(EngineWrapper):
         )
         self.sampled: Counter[int] = Counter()  # the numbers of tokens, by the priority of their requests
         self.calls: list[CallTimes] = []
-        self._made = time.perf_counter()  # `now` counts the seconds from here
+        self._start = time.perf_counter()  # `elapsed_s` counts the seconds from here
         self._last_answer_at = 0.0
         self._first_continuation_at: float | None = None
         self._completions_by_key: dict[str, list[Completion]] = {}
@@ -207,7 +207,7 @@ class JournaledEngine(EngineWrapper):
 
     def elapsed_s(self) -> float:
         """Returns the seconds since the engine was made."""
-        return time.perf_counter() - self._made
+        return time.perf_counter() - self._start
 
     def _is_answered(self, key: str, request: Request) -> bool:
         """Returns whether the request was answered before. If it was, its completions are in

@@ -88,12 +88,12 @@ class AdvantageDistribution(OfIterations):
             return super().points(config, directory)
         # An iteration needs the critic of its checkpoint. The critic of the start (0) has learnt nothing, so
         # iteration 0 is taken only where no other iteration has a critic.
-        with_critic = []
+        points_with_critic = []
         complete_checkpoints = directory.checkpoints()  # an incomplete one may have a critic, too
         for point in self.stored_iterations(directory):
             if point in complete_checkpoints and (directory.checkpoint_folder(point) / "critic").is_dir():
-                with_critic.append(point)
-        return spread_evenly(with_critic or [0], self.at_most)
+                points_with_critic.append(point)
+        return spread_evenly(points_with_critic or [0], self.at_most)
 
     @staticmethod
     def _values(session: Session, point: int, episodes: Sequence[Episode]) -> list[tuple[float, ...] | None]:
