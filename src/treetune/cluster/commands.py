@@ -249,11 +249,13 @@ def _configuration_that_makes(checkpoint: Path) -> Path | None:
     # many these are, so all numbers are tried.
     for n_folders in range(1, len(experiment.parts)):
         *folders, last_part = experiment.parts[n_folders:]
-        # The experiment fork/sft may be that of fork_sft.jsonnet.
-        joined = [*folders[:-1], f"{folders[-1]}_{last_part}"] if folders else [last_part]
-        for candidate_parts in ([*folders, last_part], joined):
-            # Names of experiments may contain dots, as in countdown/qwen2.5-3b_grpo.
-            candidate = CONFIGS_FOLDER.joinpath(*candidate_parts[:-1], f"{candidate_parts[-1]}.jsonnet")
+        candidates = [[*folders, last_part]]
+        if folders:
+            # The experiment fork/sft may be that of fork_sft.jsonnet.
+            candidates.append([*folders[:-1], f"{folders[-1]}_{last_part}"])
+        for *candidate_folders, name in candidates:
+            # Not `with_suffix`, which would cut a name with a dot, as in countdown/qwen2.5-3b_grpo.
+            candidate = CONFIGS_FOLDER.joinpath(*candidate_folders, f"{name}.jsonnet")
             if candidate.is_file():
                 return candidate
     return None

@@ -369,6 +369,7 @@ async def _wait_for_disconnect(request: Request) -> None:
 
 def _write_response(media_type: str, credited: CreditedAnswers) -> Response:
     """Returns the response with the advantages, in the media type that the request had."""
+    # JSON has neither NaN nor infinity: such numbers become None.
     metrics = {name: finite_or_none(value) for name, value in credited.metrics.items()}
     cost = {
         "samples": credited.cost.samples,
