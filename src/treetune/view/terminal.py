@@ -657,8 +657,8 @@ class TerminalView:
             return self._render_lines(self._describe_no_experiments())
         table = self._render_lines(_experiments_table(rows, self.console.width, self.selected))
         heading, row_lines = table[0], table[1:]
-        # The last lines give the reason for the state of the selected experiment. A low screen doesn't have
-        # them: it needs its lines for the list.
+        # The last lines give the reason for the state of the selected experiment. A screen of few lines
+        # doesn't have them: it needs its lines for the list.
         reason: list[list[Segment]] = []
         if room > 6:
             _, status_of_selected = rows[self.selected]

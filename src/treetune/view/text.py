@@ -110,7 +110,7 @@ def _pattern_of_heaps() -> re.Pattern[str]:
     Its first group has the marks that are shown, and its second group has the further ones.
     """
     marks = [code for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code)) in ("Mn", "Me")]
-    # Consecutive codes become ranges, so that the pattern is short.
+    # Consecutive codes become ranges, so that the pattern is short. The last mark has no next code (-1).
     ranges, begin = [], marks[0]
     for code, next_code in zip(marks, [*marks[1:], -1], strict=True):
         if next_code != code + 1:

@@ -504,16 +504,15 @@ def _columns_of_field(name: str, sql: str, kind: Any, depth: int) -> Iterator[Da
         to_sql = conversation_sql(sql)
     elif kind.id in ("struct", "list", "map", "array", "union"):
         to_sql = f"CAST(to_json({sql}) AS VARCHAR)"
-    yield DataColumn(name, str(kind), compared_kind, to_sql, depth)
+    yield DataColumn(name=name, type=str(kind), kind=compared_kind, sql=to_sql, depth=depth)
     if depth >= MOST_FIELD_LEVELS:
         return
     if kind.id == "varchar" or is_conversation:
-        length_sql = f"length({to_sql})"
         yield DataColumn(
             name=name + LENGTH_SUFFIX,
             type="",  # the file has no such column
             kind="BIGINT",
-            sql=length_sql,
+            sql=f"length({to_sql})",
             depth=depth + 1,
         )
     if kind.id == "struct":

@@ -461,6 +461,7 @@ def _is_clipped(ratios: np.ndarray, advantages: np.ndarray, objective: Mapping[s
     if objective.get("type") != "ppo":
         return np.zeros(len(advantages))
     names = ("clip_low", "clip_high", "dual_clip")
+    # A bound that the configuration doesn't set has the default of the class.
     low, high, dual = (objective.get(name, getattr(ClippedPolicyGradient, name)) for name in names)
     has_risen, has_fallen = ratios > 1 + high, ratios < 1 - low
     largest_ratio = dual or np.inf  # without a dual clip, no ratio is far too large
