@@ -183,7 +183,7 @@ def read_calls(body: str) -> Iterator[ToolCall]:
             return  # the model reads one message about its mistake
         next_call = _without_fence(text_left).strip(_SIGNS_BETWEEN_CALLS)
         continues_with_json = next_call.startswith(("{", "["))
-        continues_with_name = _MISTRAL_NAME.match(text_left) is not None
+        continues_with_name = _MISTRAL_NAME.match(next_call) is not None
         if not continues_with_json and not continues_with_name:
             return  # prose after a call
 
