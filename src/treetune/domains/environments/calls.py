@@ -47,7 +47,7 @@ _ARGUMENTS_KEYS = ("arguments", "parameters", "args")
 _OTHER_KEYS = ("name", "id", "type", "function", "call_id")
 """Keys of a call that are not arguments, in a call whose arguments are written next to its name:
 ``{"name": "weather", "city": "Rome"}``."""
-_QUOTES = "`'\"“"
+_PAIRS_OF_QUOTES = ("``", "''", '""', "“”", "‘’", "„“", "«»")
 
 
 class ToolCall(NamedTuple):
@@ -141,8 +141,7 @@ def _is_within_call(body: str, position: int) -> bool:
 
 def _is_mention(text_before: str, body: str, *, is_closed: bool) -> bool:
     """Returns whether the tag after `text_before` is only mentioned in prose, and is not a call."""
-    sign_before, sign_after = text_before[-1:], body[:1]
-    if sign_before in tuple(_QUOTES) and sign_after == sign_before:
+    if text_before[-1:] + body[:1] in _PAIRS_OF_QUOTES:
         return True  # only the tag is in quotes
     if is_closed:
         # "Put it between <tool_call> and </tool_call>" has no bracket of a call and no new line.
