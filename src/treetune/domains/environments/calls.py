@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from treetune.exceptions import NoJson, UnreadableValue
 from treetune.tasks.graders.extraction import read_value
-from treetune.tasks.thoughts import read_thoughts
+from treetune.tasks.thoughts import CLOSING_QUOTE, read_thoughts
 
 NATIVE_FORMATS = ("hermes", "llama", "mistral")
 """The formats that are read here. `hermes` is also Qwen's, with JSON or with the tags of Qwen3-Coder."""
@@ -47,7 +47,6 @@ _ARGUMENTS_KEYS = ("arguments", "parameters", "args")
 _OTHER_KEYS = ("name", "id", "type", "function", "call_id")
 """Keys of a call that are not arguments, in a call whose arguments are written next to its name:
 ``{"name": "weather", "city": "Rome"}``."""
-_PAIRS_OF_QUOTES = ("``", "''", '""', "“”", "‘’", "„“", "«»")
 
 
 class ToolCall(NamedTuple):
@@ -141,7 +140,8 @@ def _is_within_call(body: str, position: int) -> bool:
 
 def _is_mention(text_before: str, body: str, *, is_closed: bool) -> bool:
     """Returns whether the tag after `text_before` is only mentioned in prose, and is not a call."""
-    if text_before[-1:] + body[:1] in _PAIRS_OF_QUOTES:
+    closing_quote = CLOSING_QUOTE.get(text_before[-1:])
+    if closing_quote is not None and body.startswith(closing_quote):
         return True  # only the tag is in quotes
     if is_closed:
         # "Put it between <tool_call> and </tool_call>" has no bracket of a call and no new line.
