@@ -110,10 +110,13 @@ def _split_sample(sample: Mapping[str, Any], output: Mapping[str, Any]) -> tuple
     """
     sample_input = sample.get("input")
     messages = sample.get("messages") or []
-    messages_in_input = len(sample_input) if isinstance(sample_input, list) else 1
+    # System messages aren't counted, neither here nor below: solvers add some that are not in the input.
+    messages_in_input = 1
+    if isinstance(sample_input, list):
+        messages_in_input = sum(message.get("role") != "system" for message in sample_input)
     has_marks = any(message.get("source") == "generate" for message in messages)
     answer_start = len(messages)
-    messages_so_far = 0  # without system messages: solvers add some that are not in the input
+    messages_so_far = 0
     for position, message in enumerate(messages):
         if has_marks:
             may_begin_answer = message.get("source") == "generate"
