@@ -118,6 +118,14 @@ def test_events_are_evaluations_restarts_signs_and_resumes(store: Store, folder:
     assert several[0].text == "a: the engine was started again"
 
 
+def test_iterations_without_a_sign_neither_begin_nor_end_it(store: Store, folder: Path) -> None:
+    run = begin_run(folder / "run", planned=9)
+    for iteration, sign in enumerate([1.0, None, None, 1.0, None, 0.0, None, 0.0]):
+        record_iteration(run, iteration, **({} if sign is None else {"diagnostics/kl": sign}))
+    events = events_of(store.experiment(store.run("run")))
+    assert [(event.x, event.text) for event in events] == [(1, "kl begins"), (6, "kl ends")]
+
+
 def test_a_resume_names_the_software_the_inputs_or_the_code_that_changed(store: Store, folder: Path) -> None:
     run = recorded_run(folder / "run")
     inputs = {
