@@ -108,11 +108,12 @@ def test_events_are_evaluations_restarts_signs_and_resumes(store: Store, folder:
 
     events = [(event.x, event.kind, event.text) for event in events_of(experiment)]
     assert [(x, kind) for x, kind, _ in events] == [
-        (2, "restart"), (2, "resume"), (3, "resume"), (3, "sign"), (4, "evaluation"), (4, "sign")
+        (2, "restart"), (2, "resume"), (3, "restart"), (3, "resume"), (3, "sign"), (4, "evaluation"),
+        (4, "sign"),
     ]  # fmt: skip
-    assert events[3][2] == "kl begins: it is above 9; lower the learning rate"
-    assert events[2][2] == "continued with changes: iterations was 4 and is 9"
-    assert events[5][2] == "kl ends"
+    assert events[4][2] == "kl begins: it is above 9; lower the learning rate"
+    assert events[3][2] == "continued with changes: iterations was 4 and is 9"
+    assert events[6][2] == "kl ends"
     several = events_of_several({"a": experiment, "b": experiment})
     assert len(several) == 2 * (len(events) - 1) and "evaluation" not in {event.kind for event in several}
     assert several[0].text == "a: the engine was started again"

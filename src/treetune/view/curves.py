@@ -459,14 +459,11 @@ def _metric_events(experiment: StoredExperiment, log: str) -> list[Event]:
     signs = sorted(
         key for key in experiment.recorded if key.startswith(SIGN_PREFIX) and key != f"{SIGN_PREFIX}stop"
     )
-    previous_restarts = 0
     present_signs: set[str] = set()
     for row in experiment.metrics:
         x = float(row["iteration"] + 1)
-        restarts = row.get("engine/restarts", 0)
-        if restarts > previous_restarts:
+        if row.get("engine/restarts"):  # the restarts of this iteration only
             events.append(Event(x, "restart", "the engine was started again"))
-        previous_restarts = restarts
         for key in signs:
             was_present = key in present_signs
             # A row without the sign's metric doesn't tell, so the sign neither begins nor ends there.
