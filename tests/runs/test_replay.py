@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.small_run import sampled_requests, small, train
+from tests.support.small_run import TRAINER, sampled_requests, small, train
 from treetune.credit.grpo import Group
 from treetune.credit.vineppo import MonteCarlo
 from treetune.lab.analyzers.replay import describe_result, replay
+from treetune.models.lora import Lora
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.rollouts.selection import CorrectOnly
 from treetune.rollouts.single_turn import SingleTurn
@@ -150,6 +151,15 @@ def test_what_cannot_be_replayed_is_told(run: tuple[PolicyIteration, ExperimentD
         replayed(run, 3)
     with pytest.raises(ValueError, match=r"CorrectOnly\) keeps no episode"):
         replayed(run, 1, selection=CorrectOnly())
+
+
+def test_adapters_whose_training_state_was_deleted_are_replayed_only_exactly(tmp_path: Path) -> None:
+    config = small(tmp_path, trainer=replace(TRAINER, lora=Lora(rank=2)))
+    directory = train(config)
+    shutil.rmtree(directory.checkpoint_folder(1) / "trainer")
+    with pytest.raises(ValueError, match=r"after iteration 1 was deleted.*merged.*--exact"):
+        replayed((config, directory), 2)
+    assert replayed((config, directory), 2, exact=True)["own"]["same_as_run"] is True
 
 
 def test_signals_lie_beside_the_episodes_and_come_out_the_same_when_trained_again(tmp_path: Path) -> None:

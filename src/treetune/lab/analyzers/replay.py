@@ -321,10 +321,16 @@ def _state_before(session: Session, point: int, rebuilt_folder: Path | None) -> 
         return None
     if stored.is_dir():
         return stored
+    deleted_text = f"the trainer's state after iteration {point} was deleted (only the two newest are kept)"
+    if rebuilt_folder is None and config.trainer.lora is not None:
+        raise ValueError(
+            f"{deleted_text}, and the adapters are merged into the stored weights: --exact computes the state"
+            " from the earlier episodes"
+        )
     if rebuilt_folder is None:
         session.console.say(
-            f"the trainer's state after iteration {point} was deleted (only the two newest are kept): the"
-            " step is that of a new optimiser; --exact computes the state from the earlier episodes"
+            f"{deleted_text}: the step is that of a new optimiser; --exact computes the state from the"
+            " earlier episodes"
         )
         return None
     if config.choose_checkpoint is not None:
