@@ -559,7 +559,8 @@ def _credits_of_microscope(folder: Path, answer: StoredAnswer) -> Iterable[Metho
     result = read_result(folder)
     if result.get("analyzer") != "credit_microscope":
         return
-    iteration = result["numbers"]["by_iteration"].get(str(answer.source.number - 1))  # counted from 0 there
+    number_from_0 = str(answer.source.number - 1)  # as the analysis counts iterations
+    iteration = result["numbers"]["by_iteration"].get(number_from_0)
     if iteration is None:
         return
     for row in iteration["answers"]:
