@@ -195,7 +195,7 @@ class PartialAnswers(RolloutAround):
 
     def _has_ended(self, context: RolloutContext, answer: Trajectory) -> bool:
         """Returns whether an answer has stopped, or has used up its tokens."""
-        return answer.finish_reason == "stop" or self._remaining_tokens(context, answer) == 0
+        return answer.finish_reason == "stop" or self._remaining_tokens(context, answer) <= 0
 
     def _sampling_of_problem(self, context: RolloutContext, problem: Problem) -> SamplingParams:
         """Returns the sampling parameters of answers to a problem, as the problem's task adjusts them.
