@@ -195,7 +195,7 @@ class AdvantageDistribution(OfIterations):
         for panel in (advantage_panel, value_panel):
             panel.set_xlim(0, 1)
             panel.set_xlabel("relative step", fontsize=8)
-        draw_legend_below(figure, histogram_panel)
+        draw_legend_below(figure, [histogram_panel])
         return figure
 
 
