@@ -24,7 +24,7 @@ import treetune.parts  # noqa: E402, F401  (registers all parts)
 from tests.runtime.planning.plans import PUBLISHED_RUNS, seconds_of_published  # noqa: E402
 from tests.support.peak_memory import Case  # noqa: E402
 from tests.support.shipped import whole_configurations  # noqa: E402
-from treetune.cluster.commands import start_shape  # noqa: E402
+from treetune.cluster.commands import shape_of_start_model  # noqa: E402
 from treetune.config.build import build  # noqa: E402
 from treetune.config.explain import Explanation  # noqa: E402
 from treetune.config.jsonnet import load  # noqa: E402
@@ -156,7 +156,7 @@ def read_experiments() -> dict[str, ShippedExperiment]:
         assert isinstance(root, PolicyIteration)
         reference = root.credit.trainer_scores.reference_model
         try:
-            shape = start_shape(root)
+            shape = shape_of_start_model(root)
             if reference is not None:
                 reference.shape(root.task.alphabet)  # a plan needs the sizes of both models
         except ValueError as error:

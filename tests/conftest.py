@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     last is short."""
     files = {item: item.nodeid.partition("::")[0] for item in items}
     items.sort(key=lambda item: (not _has(files[item], "server"), not _has(files[item], "slow")))
+
+
+def pytest_collection_finish() -> None:
+    """Tells the garbage collector to leave what is imported and collected alone, and to run less often.
+
+    The modules and the ten thousand tests live until the end. Looking through them again and again took about
+    4 % of the CPU time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)  # in Python 3.11, 700, 10, 10
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:

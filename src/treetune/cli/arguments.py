@@ -55,13 +55,13 @@ def _collect_commands() -> dict[str, Command]:
     replace that other command.
     """
     modules: list[Any] = [experiments, configuration, *OWN_MODULES]
-    own_commands: dict[str, Command] = {}
+    treetune_commands: dict[str, Command] = {}
     for module in modules:
-        own_commands |= {command.name: command for command in module.COMMANDS}
+        treetune_commands |= {command.name: command for command in module.COMMANDS}
     help_commands = {command.name: command for command in HELP_COMMANDS}
     # `SHORT_NAMES` has short names of some commands: "check" for "check_config".
-    owners = dict.fromkeys([*own_commands, *help_commands, *SHORT_NAMES.values()], "treetune")
-    added: dict[str, Command] = {}
+    owners = dict.fromkeys([*treetune_commands, *help_commands, *SHORT_NAMES.values()], "treetune")
+    package_commands: dict[str, Command] = {}
     for entry in importlib.metadata.entry_points(group=COMMANDS_ENTRY_POINT):
         if entry.dist is not None and entry.dist.name == "treetune":
             continue  # version 0.1 named its own modules here, and may still be installed
@@ -80,8 +80,8 @@ def _collect_commands() -> dict[str, Command]:
                 )
                 continue
             owners[command.name] = entry.value
-            added[command.name] = command
-    return own_commands | added | help_commands
+            package_commands[command.name] = command
+    return treetune_commands | package_commands | help_commands
 
 
 def _load_commands(entry: importlib.metadata.EntryPoint) -> tuple[Command, ...]:
@@ -198,16 +198,15 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     """
     command_line = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        options = PROGRAM.main(
-            command_line, "treetune", standalone_mode=False, obj=COMMANDS, **CLICK_SETTINGS
-        )
+        result = PROGRAM.main(command_line, "treetune", standalone_mode=False, obj=COMMANDS, **CLICK_SETTINGS)
     except click.ClickException as error:
         program = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "treetune"
         print(f"{program}: {error.format_message()}\n{program} --help lists the options", file=sys.stderr)
         sys.exit(2)
-    if not isinstance(options, Options):
-        sys.exit(options)  # help and the version have been printed
-    return options
+    if not isinstance(result, Options):
+        # Help or the version has been printed, and `result` is an exit code.
+        sys.exit(result)
+    return result
 
 
 CLICK_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "terminal_width": HELP_WIDTH}
@@ -226,6 +225,7 @@ class _Program(click.Group):
             callback=_print_version,
             help="version, commit, Python",
         )
+        # Without a command, click then says "Missing command", instead of showing help.
         super().__init__("treetune", params=[show_version, *SHARED_OPTIONS], no_args_is_help=False)
 
     @override
@@ -252,6 +252,7 @@ class _Program(click.Group):
         if name.endswith(CONFIGURATION_SUFFIXES):
             ctx.fail(f"{name} is a file, and a command comes first: treetune run {shlex.quote(name)}")
         similar_names = nearest(name, COMMANDS_BY_NAME)
+        # The names of other programs come first: `train`, for example, is `run` here.
         near = COMMAND_BY_FOREIGN_NAME.get(name) or next(iter(similar_names), None)
         hint = (
             f"did you mean {SHORT_NAMES.get(near, near)}?" if near else "`treetune help` lists the commands"
@@ -289,13 +290,14 @@ def overview() -> str:
         if group == "basics":
             lines += [f"  {name:<9} {command.summary}" for name, command in zip(names, commands)]
         else:
+            # Lines are shorter than HELP_WIDTH. The names form a column after 8 characters.
             lines += textwrap.wrap(f"{group:<8}{' '.join(names)}", HELP_WIDTH - 1, subsequent_indent=" " * 8)
         # One example for each group: the first that fits on a line.
-        examples: list[str] = []
+        example_lines: list[str] = []
         for command in commands:
-            examples += command.examples
-        fitting_examples = [example for example in examples if len(example) < HELP_WIDTH - 4]
-        lines += [f"  $ {example}" for example in fitting_examples[:1]]
+            example_lines += [f"  $ {example}" for example in command.examples]
+        fitting_lines = [line for line in example_lines if len(line) < HELP_WIDTH]
+        lines += fitting_lines[:1]
     return "\n".join([*lines, "more    treetune help all, treetune help GROUP, treetune help COMMAND"])
 
 
@@ -304,6 +306,7 @@ def _list_group(group: str) -> str:
     lines = [f"{group}:"]
     for command in _group_commands()[group]:
         name = SHORT_NAMES.get(command.name, command.name)
+        # Lines are shorter than HELP_WIDTH. The summaries form a column after 30 characters.
         lines += textwrap.wrap(
             f"{name:<27} {command.summary}", HELP_WIDTH - 1, initial_indent="  ", subsequent_indent=" " * 30
         )

@@ -122,19 +122,19 @@ class Command(click.Command):
         b.jsonnet``, so that files keep their order, whichever way each was named. ``--languages a b`` becomes
         ``--languages a --languages b``.
         """
-        options: dict[str, click.Option] = {}  # those that take values
+        options: dict[str, click.Option] = {}  # those that take values, by their names such as --configs
         for parameter in self.params:
             if isinstance(parameter, click.Option) and not parameter.is_flag:
                 options |= dict.fromkeys(parameter.opts, parameter)
         changed_words: list[str] = []
         option: click.Option | None = None  # the latest option, if it takes a value
-        has_value = False
+        has_value = False  # whether its first value has come
         for word in words:
             if option is not None and not has_value:
                 has_value = True
             elif word.startswith("-"):
                 option, has_value = options.get(word), False
-            elif isinstance(option, WordsOption):
+            elif isinstance(option, WordsOption):  # it takes several values: this word is a further value
                 changed_words.append(option.opts[0])
             elif self.takes_files and word.endswith((*CONFIGURATION_SUFFIXES, BASE_SUFFIX)):
                 changed_words.append("--configs")
@@ -149,10 +149,12 @@ class Command(click.Command):
     def invoke(self, ctx: click.Context) -> Options:
         """Returns the options: those that came before the command, and its own."""
         options_before_command = ctx.parent.params if ctx.parent else {}
-        options = Options(**ctx.params, command=self.name)
-        # Words such as `grpo`, which may be a file's name without its ending. They are passed on as files, so
-        # that the message about a missing file names the one that was meant.
-        files_without_ending = vars(options).pop(FILES_ARGUMENT.name, ())
+        parameters = dict(ctx.params)
+        # `_name_options` has put --configs before each word with the ending of a configuration file. Other
+        # words, such as `grpo`, may be files' names without their endings. They are passed on as files, so
+        # that the message about a missing file names the file that was meant.
+        files_without_ending = parameters.pop(FILES_ARGUMENT.name, ())
+        options = Options(**parameters, command=self.name)
         options.configs = [*options_before_command["configs"], *options.configs, *files_without_ending]
         options.override = [*options_before_command["override"], *options.override]
         options.debug = options_before_command["debug"] or options.debug
@@ -166,6 +168,7 @@ def format_examples(*commands: Command) -> str:
         for example in command.examples:
             # Keeps a quoted text on one line: its spaces are non-breaking until the lines are wrapped.
             unbroken = re.sub(r"'[^']*'|\"[^\"]*\"", lambda quoted: quoted[0].replace(" ", "\xa0"), example)
+            # All pieces but the first are indented by 6 spaces.
             pieces = textwrap.wrap(unbroken, HELP_WIDTH - 6, break_long_words=False, break_on_hyphens=False)
             lines.append("  " + " \\\n      ".join(pieces).replace("\xa0", " "))
     return "\n".join(lines)
@@ -196,13 +199,16 @@ def evaluate_configuration(options: Options) -> Config:
 
     configs = files_of(options)
     config = load(configs, options.override or ())
-    family = root_family(config)
-    part = family.parts_by_name().get(str(config.data.get("type")))
-    if part is None:
+    # The class that the whole configuration chooses by its `type`, such as a class of experiments or tables.
+    type_name = config.data.get("type")
+    parts = root_family(config).parts_by_name()
+    root_class = parts.get(type_name) if isinstance(type_name, str) else None
+    if root_class is None:
         return config
-    # Evaluates again without the keys that this kind of root doesn't have. A table has no seed, for example:
-    # APP_SEED is for its experiments.
-    environment_keys = [key for key in ENVIRONMENT_KEYS if key in keys_of(part)]
+    # `load` has set keys from environment variables, such as `seed` from APP_SEED. The class may not have all
+    # of these keys: a table has no seed, since APP_SEED is for its experiments. So the configuration is then
+    # evaluated again with only the environment's keys that the class has.
+    environment_keys = [key for key in ENVIRONMENT_KEYS if key in keys_of(root_class)]
     if len(environment_keys) == len(ENVIRONMENT_KEYS):
         return config
     return load(configs, options.override or (), environment_keys=environment_keys)
@@ -243,7 +249,9 @@ def build_root(
 
     explanation = Explanation(config, more_folders)
     import_parts(config.data, explanation)
-    family = root_family(config, expected or "an experiment")
+    # If the `type` is unknown, the mistake is reported as one in `expected`. If any kind of configuration is
+    # expected, it is reported as one in an experiment.
+    family = root_family(config) if expected is None else root_family(config, expected)
     if expected is not None and family.root != expected:
         issue = ConfigIssue(
             f"{command} works on {expected}, and this configuration is {family.root}",
@@ -275,4 +283,5 @@ def import_own_parts(experiment: Path) -> None:
     from treetune.runtime.directory import ExperimentDirectory
 
     stored_config = ExperimentDirectory(experiment).config_file
-    import_parts(json.loads(stored_config.read_text()) if stored_config.is_file() else {})
+    config = json.loads(stored_config.read_text()) if stored_config.is_file() else {}
+    import_parts(config)  # even with an empty configuration, this imports the parts of installed packages

@@ -31,7 +31,7 @@ def complete_configs(ctx: click.Context, parameter: click.Parameter, prefix: str
         for path in sorted((base / folder).iterdir()):
             if not path.name.startswith(name):
                 continue
-            shown_path = str(folder / path.name) if str(folder) != "." else path.name
+            shown_path = str(folder / path.name)
             if path.is_dir() and not path.name.startswith("."):
                 completions[f"{earlier_names}{comma}{shown_path}/"] = None
             elif path.suffix in CONFIGURATION_SUFFIXES:
@@ -54,7 +54,7 @@ def complete_family_names(ctx: click.Context, parameter: click.Parameter, prefix
     import treetune.parts  # noqa: F401  (registers them)
     from treetune.config import reference, schema
 
-    names = [reference.as_word(schema.family_word(family)) for family in reference.list_families()]
+    names = [reference.with_underscores(schema.family_word(family)) for family in reference.list_families()]
     return [name for name in names if name.startswith(prefix)]
 
 

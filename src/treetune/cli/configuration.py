@@ -55,6 +55,7 @@ def check_config(options: Options) -> int:
 
     explanation = Explanation(config)
     try:
+        # Experiments and tables can be examined. A data pipeline isn't a Root, and has no notes.
         notes = list(root.examine(config.data)) if isinstance(root, Root) else []
     except ConfigError as error:
         raise ConfigError([_add_source(issue, explanation) for issue in error.issues]) from error
@@ -102,9 +103,10 @@ def explain_config(options: Options) -> int:
         say(f"{name} is not set, and has no default")
     else:
         raise _unknown_key(config, name)
+    value_of_example = key.default if key and value is MISSING_VALUE else value
     for line in [
         *_describe_key(path[-1], owner, key),
-        *_example_override(path, key.default if key and value is MISSING_VALUE else value),
+        *_example_override(path, value_of_example),
         *_describe_keys_below(config, path, value),
         *_list_settings(settings),
     ]:
@@ -170,7 +172,8 @@ def _describe_keys_below(config: Config, path: tuple[str, ...], value: Any) -> I
     width = max((len(key.name) for key in keys), default=0)
     for key in keys:
         text = _format_value(value[key.name]) if key.name in value else f"{key.default}  (the default)"
-        text = text if len(text) <= 50 else f"{text[:49]}…"
+        if len(text) > 50:
+            text = f"{text[:49]}…"
         yield f"    {key.name:<{width}}  {text:<24}  {key.type}"
 
 
@@ -231,15 +234,17 @@ def list_parts(options: Options) -> int:
     _register_parts(options)
     families = reference.list_families()
     if options.family is not None:
-        by_name = {reference.as_word(schema.family_word(family)): family for family in families}
-        name = reference.as_word(options.family)
+        by_name = {reference.with_underscores(schema.family_word(family)): family for family in families}
+        name = reference.with_underscores(options.family)
         if name not in by_name:
             raise _unknown_name("family of parts", options.family, list(by_name))
         families = [by_name[name]]
     for family in families:
         first_sentence = reference.first_sentence_of(family)
-        say(f"{schema.family_word(family)}" + (f": {first_sentence}" if first_sentence else ""))
+        heading = schema.family_word(family)
+        say(f"{heading}: {first_sentence}" if first_sentence else heading)
         entries = reference.part_entries(family)
+        # The parts of a family have names: `or ""` is for the type checker.
         width = max(len(entry.name or "") for entry in entries)
         for entry in entries:
             origin = f"(of {entry.part.__module__}) " if schema.is_from_outside(entry.part) else ""
@@ -263,10 +268,13 @@ def describe(options: Options) -> int:
 
     _register_parts(options)
     entries_by_name = reference.find_describable_entries()
-    entries = entries_by_name.get(options.part) or entries_by_name.get(reference.as_word(options.part))
+    # The user may write spaces or capitals, as in "Model Source", where names have underscores.
+    normalized_name = reference.with_underscores(options.part)
+    entries = entries_by_name.get(options.part) or entries_by_name.get(normalized_name)
     if not entries:
-        family_names = {reference.as_word(schema.family_word(family)) for family in reference.list_families()}
-        if reference.as_word(options.part) in family_names:
+        families = reference.list_families()
+        family_names = {reference.with_underscores(schema.family_word(family)) for family in families}
+        if normalized_name in family_names:
             raise ValueError(
                 f"{options.part!r} is a family of parts: `treetune parts {options.part}` lists them, and"
                 f" `treetune describe {options.part}.NAME` describes one"
@@ -308,8 +316,11 @@ def _register_parts(options: Options) -> None:
     from treetune.config.explain import Explanation
     from treetune.config.imports import import_parts
 
-    config = evaluate_configuration(options) if options.configs or options.override else None
-    import_parts(config.data if config else {}, Explanation(config) if config else None)
+    if options.configs or options.override:
+        config = evaluate_configuration(options)
+        import_parts(config.data, Explanation(config))
+    else:
+        import_parts({})  # imports the parts of installed packages alone
 
 
 def _unknown_name(what: str, name: str, names: list[str]) -> ValueError:

@@ -41,8 +41,8 @@ def run_ranks(options: Options) -> int:
     from treetune.runtime import rank_launcher
 
     in_ranks = [command.name for command in options.commands.values() if command.in_ranks]
-    short_names = {"evaluate": "run_evaluation"}
-    options.what = short_names.get(options.what, options.what)
+    if options.what == "evaluate":  # the only short name of a command that runs in ranks
+        options.what = "run_evaluation"
     if options.what not in in_ranks:
         raise ValueError(
             f"`treetune run` can't start {options.what!r}: it starts {', '.join(in_ranks)}; configuration"
@@ -57,7 +57,8 @@ def run_ranks(options: Options) -> int:
         raise ValueError("--master_port is missing: give all machines the same free port of the first one")
     ranks = rank_launcher.count_ranks_here(options.num_gpus, options.ranks)
     if ranks * len(nodes) == 1:
-        # In this process: a launcher would be two more processes that import torch.
+        # The command runs in this process. With a launcher, there would be two more processes that import
+        # torch: the launcher and the rank.
         os.environ.setdefault("OMP_NUM_THREADS", rank_launcher.threads_per_process(1))
         options.command = options.what
         return options.commands[options.what].run(options)

@@ -27,10 +27,15 @@ def make_pages() -> dict[str, str]:
     for family in reference.list_families():
         if schema.package_of(family) == schema.OWN_PACKAGE:  # installed packages may add families
             families.append(family)
-            texts[f"{reference.as_word(schema.family_word(family))}.md"] = _family_page(family)
+            texts[_file_of_family(family)] = _family_page(family)
     texts["commands.md"] = _commands_page()
     texts["index.md"] = _make_index(families)
     return {name: f"{GENERATED_NOTE}\n{text.rstrip()}\n" for name, text in sorted(texts.items())}
+
+
+def _file_of_family(family: type[Registrable]) -> str:
+    """Returns the name of the file with a family's page, such as ``model_source.md``."""
+    return f"{reference.with_underscores(schema.family_word(family))}.md"
 
 
 def _make_index(families: list[type[Registrable]]) -> str:
@@ -49,7 +54,7 @@ def _make_index(families: list[type[Registrable]]) -> str:
         word = schema.family_word(family)
         names = ", ".join(f"`{entry.name}`" for entry in _entries_of_package(family))
         about = _as_cell(reference.first_sentence_of(family))
-        lines.append(f"| [{word}]({reference.as_word(word)}.md) | {about} | {names} |")
+        lines.append(f"| [{word}]({_file_of_family(family)}) | {about} | {names} |")
     return "\n".join(lines)
 
 
@@ -58,13 +63,15 @@ def _family_page(family: type[Registrable]) -> str:
     parts' keys."""
     word = schema.family_word(family)
     lines = [f"# {word.capitalize()}", "", _as_markdown(reference.docstring_of(family)), ""]
-    parts_without_type: list[type] = []
+    object_classes: list[type] = []  # the classes of the objects without a `type`
     for entry in _entries_of_package(family):
         lines += [f"## `{entry.name}`", "", *_part_section(entry)]
-        plain_parts = reference.plain_parts(entry.part)
-        parts_without_type += [part for part in plain_parts if part not in parts_without_type]
-    for part in parts_without_type:
-        entry = reference.part_entry(part)
+        for object_class in reference.plain_parts(entry.part):
+            if object_class not in object_classes:
+                object_classes.append(object_class)
+    for object_class in object_classes:
+        # An object without a `type` has no family: `entry.family` is then the name of its class.
+        entry = reference.part_entry(object_class)
         lines += [f"## Object: {entry.family}", "", *_part_section(entry)]
     return "\n".join(lines)
 
@@ -76,7 +83,7 @@ def _entries_of_package(family: type[Registrable]) -> list[PartEntry]:
 
 
 def _part_section(entry: PartEntry) -> Iterator[str]:
-    """Yields the lines about a part: its docstring, its place, and a table of its keys."""
+    """Yields the lines about a part: its docstring, its class, and a table of its keys."""
     yield _as_markdown(entry.text)
     yield ""
     yield f"In `{entry.qualified_name}`."
@@ -89,7 +96,8 @@ def _part_section(entry: PartEntry) -> Iterator[str]:
     yield "|---|---|---|---|"
     for key in entry.keys:
         default = "must be given" if key.default is None else f"`{key.default}`"
-        cells = [f"`{key.name}`", _as_cell(key.type), default.replace("|", "\\|"), _as_cell(key.meaning)]
+        default_cell = default.replace("|", "\\|")  # not `_as_cell`, which is for docstrings
+        cells = [f"`{key.name}`", _as_cell(key.type), default_cell, _as_cell(key.meaning)]
         yield f"| {' | '.join(cells)} |"
     yield ""
 

@@ -32,8 +32,8 @@ def serve_engine(options: Options) -> int:
     """Serves the policy. Returns 0 after an interruption. If the server ends by itself, returns its exit
     code, or 1 if that is 0."""
     # A shell may have made this process ignore the signals.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signal_number, signal.default_int_handler)
     root = cast(
         "PolicyIteration", build_root(evaluate_configuration(options), options.command, "an experiment")
     )
@@ -70,6 +70,8 @@ def _make_launch(root: PolicyIteration, host: str, weights: Path) -> ServerLaunc
         seed=root.seed,
         context_length=root.context_length,
         device="cuda" if torch.cuda.is_available() else "cpu",
+        # The run reaches this server by its address: through NCCL if the experiment chooses that, and else
+        # through files.
         transfer="nccl" if settings.weight_transfer == "nccl" else "file",
     )
     # Without the settings that concern other servers, or a trainer on the same GPU.
@@ -86,24 +88,27 @@ def _make_key(path: Path, use: str) -> None:
     import secrets  # slow: it loads OpenSSL
 
     try:
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         return
-    with os.fdopen(file, "w") as opened:
-        opened.write(secrets.token_urlsafe(32) + "\n")
+    with os.fdopen(descriptor, "w") as file:
+        file.write(secrets.token_urlsafe(32) + "\n")
     say(f"a new key is in {path}, which only you can read: {use}")
 
 
 def _write_start_weights(root: PolicyIteration, folder: Path) -> None:
-    """Writes the weights that the server loads first. A run sends its weights to the server before it
-    samples."""
+    """Writes the weights that the server loads first: those of the model that the experiment starts from.
+
+    A run sends its current weights to the server before it samples.
+    """
     import torch
 
     from treetune.models.policy_files import write_for_engine
     from treetune.runtime.session import StartModel
 
     start = StartModel(root, torch.device("cpu"))
-    write_for_engine(*start.load_weights(), start.tokenizer, folder)
+    weights, model_config = start.load_weights()
+    write_for_engine(weights, model_config, start.tokenizer, folder)
 
 
 def serve_policy(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file: Path) -> int:
@@ -153,15 +158,14 @@ def serve_credit(options: Options) -> int:
     """Serves credit until it is interrupted, and returns 0."""
     # A signal makes uvicorn finish its requests. Then uvicorn raises the same signal once more, and this
     # handler turns it into a KeyboardInterrupt.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signal_number, signal.default_int_handler)
     from treetune.cluster.credit_service.serving import make_settings, run_service
 
     try:
         key = _read_or_make_credit_key(options.key_file)
-        run_service(
-            make_settings(options), key, options.host, options.port, options.megabytes * 1_000_000, say
-        )
+        most_bytes_of_request = options.megabytes * 1_000_000
+        run_service(make_settings(options), key, options.host, options.port, most_bytes_of_request, say)
     except KeyboardInterrupt:
         pass
     return 0
@@ -191,9 +195,10 @@ def print_plan(options: Options) -> int:
     from treetune.runtime.planning.plan import Plan
     from treetune.runtime.planning.report import as_data, as_text
 
-    plan = Plan.of(root, _machine_of_options(options), options.answer_tokens, start_shape(root))
+    plan = Plan.of(root, _machine_of_options(options), options.answer_tokens, shape_of_start_model(root))
     say(json.dumps(as_data(plan), indent=2, ensure_ascii=False) if options.json else as_text(plan))
-    return 0 if plan.fits and plan.checkpoints.problem is None else 1
+    fits_on_disk = plan.checkpoints.problem is None  # `plan.fits` doesn't look at the disk
+    return 0 if plan.fits and fits_on_disk else 1
 
 
 def _machine_of_options(options: Options) -> Machine:
@@ -208,8 +213,9 @@ def _machine_of_options(options: Options) -> Machine:
     return make_described_machine(options.gpus, options.memory, options.machines, options.host_memory)
 
 
-def start_shape(root: PolicyIteration) -> Shape | None:
-    """Returns the sizes of the model that the experiment starts from.
+def shape_of_start_model(root: PolicyIteration) -> Shape | None:
+    """Returns the sizes of the model that the experiment starts from; None if they aren't known without
+    loading the model.
 
     The model may be a checkpoint that isn't there yet. Then the sizes come from the experiment that makes the
     checkpoint. A shipped configuration has to describe this experiment; otherwise this raises ValueError.
@@ -225,7 +231,7 @@ def start_shape(root: PolicyIteration) -> Shape | None:
 
         # Without the APP_* variables, which are meant for the experiment that is planned.
         earlier_root = build_root(load([str(config_file)], environment_keys=()), "plan", "an experiment")
-        return start_shape(cast("PolicyIteration", earlier_root))
+        return shape_of_start_model(cast("PolicyIteration", earlier_root))
 
 
 def _configuration_that_makes(checkpoint: Path) -> Path | None:
@@ -243,11 +249,13 @@ def _configuration_that_makes(checkpoint: Path) -> Path | None:
     # many these are, so all numbers are tried.
     for n_folders in range(1, len(experiment.parts)):
         *folders, last_part = experiment.parts[n_folders:]
-        # The experiment fork/sft may be that of fork_sft.jsonnet.
-        joined = [*folders[:-1], f"{folders[-1]}_{last_part}"] if folders else [last_part]
-        for candidate_parts in ([*folders, last_part], joined):
-            # Names of experiments may contain dots, as in countdown/qwen2.5-3b_grpo.
-            candidate = CONFIGS_FOLDER.joinpath(*candidate_parts[:-1], f"{candidate_parts[-1]}.jsonnet")
+        candidates = [[*folders, last_part]]
+        if folders:
+            # The experiment fork/sft may be that of fork_sft.jsonnet.
+            candidates.append([*folders[:-1], f"{folders[-1]}_{last_part}"])
+        for *candidate_folders, name in candidates:
+            # Not `with_suffix`, which would cut a name with a dot, as in countdown/qwen2.5-3b_grpo.
+            candidate = CONFIGS_FOLDER.joinpath(*candidate_folders, f"{name}.jsonnet")
             if candidate.is_file():
                 return candidate
     return None

@@ -139,15 +139,15 @@ def find_describable_entries() -> dict[str, list[PartEntry]]:
         for entry in part_entries(family):
             assert entry.name is not None
             by_name.setdefault(entry.name, []).append(entry)
-            by_name.setdefault(f"{as_word(entry.family)}.{entry.name}", []).append(entry)
+            by_name.setdefault(f"{with_underscores(entry.family)}.{entry.name}", []).append(entry)
             plain += [inner for inner in plain_parts(entry.part) if inner not in plain]
     for part in plain:
-        by_name.setdefault(as_word(schema.family_word(part)), []).append(part_entry(part))
+        by_name.setdefault(with_underscores(schema.family_word(part)), []).append(part_entry(part))
     return by_name
 
 
-def as_word(name: str) -> str:
-    """Returns a name as one word: ``model_source`` for ``model source``."""
+def with_underscores(name: str) -> str:
+    """Returns a name as a single word in small letters: ``model_source`` for ``Model source``."""
     return re.sub(r"[\s_-]+", "_", name.strip().lower())
 
 

@@ -202,7 +202,7 @@ class MonteCarlo(ContinuingCredit):
                 step_values[0] = self._prompt_value(valuation, answer)
             if step_values[0] is None:
                 continue  # the prompt has no value: there is nothing to compare the other values with
-            episodes.append(self._make_episode(context, valuation, answer, step_values))
+            episodes.append(self._make_training_row(context, valuation, answer, step_values))
         metrics = _value_metrics(valuation.all_estimates) | advantage_metrics(context, episodes)
         unvalued_answers = len(answers_of(trees)) - len(episodes)
         metrics_of_ungraded = _report_ungraded(context, valuation.all_estimates, unvalued_answers)
@@ -213,14 +213,14 @@ class MonteCarlo(ContinuingCredit):
         prompt = answer.states[0].state
         rewards_of_continuations = valuation.estimates[prompt].rewards
         # `rewards_below` takes the other answers that share at least `length` response tokens with this one.
-        # For the prompt, `length` is 0, so all of them do. They needn't be compared: 0 stands for the number
-        # of tokens that two answers share.
+        # For the prompt, `length` is 0, and any two answers share at least 0 tokens. So the answers aren't
+        # compared, and all numbers of shared tokens are set to 0.
         answers = len(answer.tree.leaves)
         shared_tokens = [[0] * answers for _ in range(answers)]
         rewards_of_siblings = rewards_below(answer.tree, shared_tokens, answer.leaf, length=0)
         return value_of_rewards([*rewards_of_continuations, *rewards_of_siblings])
 
-    def _make_episode(
+    def _make_training_row(
         self,
         context: RolloutContext,
         valuation: Valuation,
@@ -250,14 +250,14 @@ class MonteCarlo(ContinuingCredit):
             baselines += [trajectory.reward] * states_behind
             errors += [0.0] * states_behind
         else:
-            # The steps that begin at these states have no value before them. `step_advantages` credits them
-            # as one step, together with the step that begins at the last state with a value.
+            # These states have no value. `step_advantages` therefore credits all steps after the last state
+            # with a value as one step.
             values += [None] * states_behind
             baselines += [None] * states_behind
             errors += [math.inf] * states_behind
         advantages = step_advantages(values, trajectory.reward, baselines, self.lam)
 
-        # Steps that are credited as one all have the value before the first of them.
+        # If several steps are credited as one, each of them gets the value before the first of them.
         values_of_steps: list[float] = []
         for value in values:
             values_of_steps.append(values_of_steps[-1] if value is None else value)

@@ -72,7 +72,7 @@ def name_in_process(file: Path) -> str:
     all files, including this one, find the library under its name.
     """
     stem = file.stem
-    # Without the file's own folder, in which an import would find the file, and not the library.
+    # The file's own folder is left out: in it, an import would find the file, and not the library.
     other_folders = [folder for folder in sys.path if Path(folder).resolve() != file.parent.resolve()]
     is_library = stem in sys.stdlib_module_names or PathFinder.find_spec(stem, other_folders) is not None
     if is_library and stem not in sys.modules:

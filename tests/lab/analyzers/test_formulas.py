@@ -26,7 +26,11 @@ from tests.support.tiny_trainer import tiny_model
 from treetune.credit.no_credit import NoCredit
 from treetune.credit.vineppo import MonteCarlo
 from treetune.lab.analyzers.action_ranking import ActionRanking, score_best, score_pairs
-from treetune.lab.analyzers.advantage_distribution import AdvantageDistribution, describe, steps_advantages
+from treetune.lab.analyzers.advantage_distribution import (
+    AdvantageDistribution,
+    advantages_of_episode,
+    describe,
+)
 from treetune.lab.analyzers.distance import KlToReference, answer_kl, group_of, measure_distances
 from treetune.lab.analyzers.diversity import distinct_ngrams, measure_overlap
 from treetune.lab.analyzers.figures import (
@@ -124,10 +128,10 @@ def make_episode(advantages: list[float] | None, trained: list[bool], ends: tupl
 
 def test_the_advantage_of_a_step_is_that_of_its_trained_tokens_or_missing() -> None:
     trained_episode = make_episode([0.5, 0.5, 0.25, -1.0], [True, False, False, True], (2, 3, 4))
-    assert steps_advantages(trained_episode, None) == [0.5, None, -1.0]
+    assert advantages_of_episode(trained_episode, None) == [0.5, None, -1.0]
     without_advantages = make_episode(None, [True] * 4, (2, 3, 4))
-    assert steps_advantages(without_advantages, None) is None
-    assert steps_advantages(without_advantages, [0.5, 0.25, 0.75]) == [-0.25, 0.5, 0.25]
+    assert advantages_of_episode(without_advantages, None) is None
+    assert advantages_of_episode(without_advantages, [0.5, 0.25, 0.75]) == [-0.25, 0.5, 0.25]
 
 
 def test_missing_values_are_counted_and_left_out() -> None:

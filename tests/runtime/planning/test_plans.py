@@ -22,7 +22,7 @@ import pytest
 from tests.runtime.planning.plans import PUBLISHED_RUNS, experiment, plan, seconds_of_published
 from tests.support.shipped import issues_of
 from treetune import main as command_line
-from treetune.cluster.commands import _configuration_that_makes, start_shape
+from treetune.cluster.commands import _configuration_that_makes, shape_of_start_model
 from treetune.config.catalogue import find_configurations
 from treetune.config.layers import CONFIGS_FOLDER
 from treetune.contracts import Advantages, Continuations
@@ -566,7 +566,8 @@ def test_credit_of_a_users_own_that_continues_answers_is_planned():
             return Advantages(before_training=True), Continuations()
 
     root = dataclasses.replace(experiment(SMALL), credit=OwnCredit())
-    assert Plan.of(root, make_described_machine(8, 80), shape=start_shape(root)).work.continuations == 0
+    credit_plan = Plan.of(root, make_described_machine(8, 80), shape=shape_of_start_model(root))
+    assert credit_plan.work.continuations == 0
 
 
 class TestStart:

@@ -156,8 +156,8 @@ def make_application(service: CreditService, key: str, most_bytes: int) -> ASGIA
         most_bytes: Most bytes of a body.
     """
     counts = ServedCounts()
-    # All bodies together, also those of requests that wait, may be as large as the largest bodies of the
-    # `calls_at_once` requests that are worked on at the same time.
+    # The bodies of all requests, also of those that wait, may together have as many bytes as `calls_at_once`
+    # bodies of the largest size.
     bodies = _Bodies(most_bytes, service.calls_at_once * most_bytes)
 
     async def show_health(request: Request) -> Response:
@@ -267,18 +267,19 @@ async def _read_and_credit(
         settings, answers = await run_in_threadpool(_read_request, media_type, body)
         return await _credit_while_connected(request, service, settings, answers)
     except ValueError as error:
-        # The library raises ValueError for a wrong request. NumPy raises ValueError for other reasons, too:
-        # therefore the owner gets the message in the log.
+        # Most of these errors mean that the request is wrong. But NumPy also raises ValueError for faults of
+        # this program. So the message goes into the log, too, and not only to the client.
         LOG.warning("a request is refused: %s", error)
         raise _Refusal(400, str(error)) from error
 
 
 def _make_failure(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
-    """Returns the response to a request that failed. With the status 503, the response asks the client to
-    send the same request again later."""
+    """Returns the response to a request that failed. With the status 503, a further header asks the client to
+    send the same request again after a second."""
+    all_headers = dict(headers or {})
     if status == 503:
-        headers = {"Retry-After": "1"}
-    return JSONResponse(Failure(error=message).model_dump(), status, headers)
+        all_headers["Retry-After"] = "1"
+    return JSONResponse(Failure(error=message).model_dump(), status, all_headers)
 
 
 def _read_media_type(request: Request) -> str:
@@ -292,8 +293,8 @@ def _read_media_type(request: Request) -> str:
 
 
 async def _read_body(request: Request, body: bytearray, bodies: _Bodies) -> None:
-    """Reads the body into `body`. Raises _Refusal if it is too slow or too large, before all of it has
-    arrived."""
+    """Reads the request's body into `body`. Raises _Refusal as soon as too many bytes have arrived, or if the
+    body is not complete after BODY_TIMEOUT_S."""
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             async for part in request.stream():
@@ -337,7 +338,7 @@ def _parse_request(media_type: str, body: bytes) -> tuple[CreditSettings, list[G
         # As an array, so that the advantages are arrays, too, and not lists of Python's numbers.
         columns["response_ids"] = np.asarray(answer.response_ids)
         answers.append(GradedAnswer(**columns))
-    return request, answers
+    return request, answers  # a CreditRequest is a CreditSettings that has the answers, too
 
 
 async def _credit_while_connected(
@@ -367,7 +368,8 @@ async def _wait_for_disconnect(request: Request) -> None:
 
 
 def _write_response(media_type: str, credited: CreditedAnswers) -> Response:
-    """Returns the advantages in the type of the request."""
+    """Returns the response with the advantages, in the media type that the request had."""
+    # JSON has neither NaN nor infinity: such numbers become None.
     metrics = {name: finite_or_none(value) for name, value in credited.metrics.items()}
     cost = {
         "samples": credited.cost.samples,

@@ -48,7 +48,7 @@ def read_request(body: bytes) -> tuple[str, list[GradedAnswer]]:
 
     try:
         for message in _read_messages(body):
-            _refuse_compression(message)
+            _refuse_dictionaries_and_compression(message)
         table = pa.ipc.open_stream(body).read_all()
         table.validate(full=True)  # the offsets of lists may point anywhere
     except (pa.ArrowException, struct.error, EOFError, OSError) as error:
@@ -69,14 +69,19 @@ def read_request(body: bytes) -> tuple[str, list[GradedAnswer]]:
     columns = {}
     for field in table.schema:
         columns[field.name] = list(_read_column(field, table.column(field.name)))
-    missing_columns = [name for name in ("prompt_ids", "response_ids", "reward") if name not in columns]
+    required_columns = ("prompt_ids", "response_ids", "reward")
+    missing_columns = [name for name in required_columns if name not in columns]
     if missing_columns:
         raise ValueError(f"the column {missing_columns[0]!r} is missing")
     answers = []
     for number in range(table.num_rows):
-        row = {name: column[number] for name, column in columns.items() if column[number] is not None}
-        # Missing values become None, which the library reports with the number of the answer.
-        answers.append(GradedAnswer(**{"prompt_ids": None, "response_ids": None, "reward": None, **row}))
+        row = {}
+        for name, column in columns.items():
+            # An optional value that is missing gets the default of GradedAnswer. A required value that is
+            # missing stays None, which `treetune.credit` reports with the number of the answer.
+            if column[number] is not None or name in required_columns:
+                row[name] = column[number]
+        answers.append(GradedAnswer(**row))
     return settings.decode("utf-8", "replace"), answers
 
 
@@ -144,7 +149,7 @@ def _read_json(name: str, scalar: Any) -> Any:
 
 
 def _is_list_of(is_type: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """Returns a function that says whether a type is one of lists with entries that `is_type` accepts."""
+    """Returns a function that says whether an Arrow type is a list whose entries' type `is_type` accepts."""
 
     def fits(type_: Any) -> bool:
         import pyarrow as pa
@@ -207,15 +212,10 @@ def _read_messages(body: bytes) -> Iterator[pa.Message]:
     """Yields the messages of a stream: its schema, dictionaries and record batches."""
     import pyarrow as pa
 
-    reader = pa.ipc.MessageReader.open_stream(body)
-    while True:
-        try:
-            yield reader.read_next_message()
-        except StopIteration:
-            return
+    yield from pa.ipc.MessageReader.open_stream(body)
 
 
-def _refuse_compression(message: pa.Message) -> None:
+def _refuse_dictionaries_and_compression(message: pa.Message) -> None:
     """Raises ValueError for a message with dictionaries or with compressed buffers.
 
     pyarrow doesn't show whether a batch is compressed, so the metadata of the message is read here. The
@@ -239,10 +239,11 @@ def _refuse_compression(message: pa.Message) -> None:
 
 def _field_position(metadata: bytes, table: int, field: int) -> int | None:
     """Returns the position of a table's field in a flatbuffer; None if the table doesn't have it."""
-    (to_offsets,) = struct.unpack_from("<i", metadata, table)
-    offsets = table - to_offsets
-    # The list of offsets (flatbuffers call it a vtable) has numbers of two bytes. It begins with its own size
-    # in bytes and the table's size. Then comes the offset of each field in the table.
+    # A table begins with the distance back to its list of offsets, which flatbuffers call a vtable.
+    (distance_back,) = struct.unpack_from("<i", metadata, table)
+    offsets = table - distance_back
+    # The list has numbers of two bytes. It begins with its own size in bytes and the table's size. Then comes
+    # the offset of each field in the table, or 0 if the table doesn't have the field.
     (size,) = struct.unpack_from("<H", metadata, offsets)
     position = 4 + 2 * field
     if position + 2 > size:  # fields at the end may be left out

@@ -62,7 +62,9 @@ def _read_part(
 ) -> Family:
     """Returns the part that a setting describes. The setting is an object, or the part's `type` as a text.
 
-    Messages call the setting `name`.
+    Args:
+        name: What messages call the setting, such as ``credit``.
+        allowed: Each `type` that the setting, or an object within it, may have.
     """
     # A client's text is only the name of a part here. In a configuration file, a text may also be a Jsonnet
     # program, and a client must not run programs.

@@ -69,7 +69,7 @@ class AdvantageDistribution(OfIterations):
                 # If credit leaves values to the trainer's critic, the episodes have no advantages. These are
                 # then computed from the state values, which `_values` has taken from the critic.
                 critic_values = state_values if _leaves_values_to_trainer(session.config) else None
-                advantages = steps_advantages(episode, critic_values)
+                advantages = advantages_of_episode(episode, critic_values)
                 counts["episodes"] += 1
                 counts["episodes_without_advantages"] += advantages is None
                 counts["episodes_without_values"] += state_values is None
@@ -83,16 +83,17 @@ class AdvantageDistribution(OfIterations):
 
     @override
     def points(self, config: PolicyIteration, directory: ExperimentDirectory) -> list[int]:
+        # Without a critic, every stored iteration will do. With a critic, a choice of the user's is followed.
         if not _leaves_values_to_trainer(config) or self.iterations != "all":
             return super().points(config, directory)
         # An iteration needs the critic of its checkpoint. The critic of the start (0) has learnt nothing, so
         # iteration 0 is taken only where no other iteration has a critic.
-        with_critic = []
+        points_with_critic = []
         complete_checkpoints = directory.checkpoints()  # an incomplete one may have a critic, too
         for point in self.stored_iterations(directory):
             if point in complete_checkpoints and (directory.checkpoint_folder(point) / "critic").is_dir():
-                with_critic.append(point)
-        return spread_evenly(with_critic or [0], self.at_most)
+                points_with_critic.append(point)
+        return spread_evenly(points_with_critic or [0], self.at_most)
 
     @staticmethod
     def _values(session: Session, point: int, episodes: Sequence[Episode]) -> list[tuple[float, ...] | None]:
@@ -205,10 +206,10 @@ def _leaves_values_to_trainer(config: PolicyIteration) -> bool:
     return config.credit.needs_critic and not config.credit.asks_critic
 
 
-def steps_advantages(
+def advantages_of_episode(
     episode: Episode, critic_values: Sequence[float] | None
 ) -> Sequence[float | None] | None:
-    """Returns the advantage of each step; None for a step without a trained token.
+    """Returns the advantage of each step of an episode; None for a step without a trained token.
 
     Credit usually gives all tokens of a step the same advantage. Where the advantages of a step's tokens
     differ, the last trained token's is taken. For an episode without advantages, those of the steps are

@@ -130,7 +130,7 @@ class CreditMicroscope(OfIterations):
     @property
     @override
     def needs(self) -> tuple[Need, ...]:
-        if not self.truth:
+        if not self.truth:  # no true values are shown, so no answer is continued for them
             return super().needs
         one_line = Need(OneLine(), "its truth continues answers from their beginnings", ONE_LINE_REMEDY)
         return (*super().needs, one_line)

@@ -62,16 +62,16 @@ class Branching(Registrable):
         """Returns the largest number of answers of a tree with `samples` answers from the prompt."""
         raise NotImplementedError
 
-    def branches(self, answers: Sequence[Trajectory], number: int) -> list[Branches]:
+    def branches(self, answers: Sequence[Trajectory], round_number: int) -> list[Branches]:
         """Returns the branches to sample next; none when the tree is complete.
 
         The result must depend only on the arguments. Then a tree does not depend on the order in which its
         answers arrive.
 
         Args:
-            answers: All answers so far, in the order of their `sample`. They have grades only if the rule's
-                `needs_grades` is true.
-            number: The number of the round, from 0 on.
+            answers: All answers so far, in the order of their `sample`. They have grades only if this rule
+                for branching sets `needs_grades`.
+            round_number: The number of the round, from 0 on.
         """
         raise NotImplementedError
 
@@ -118,21 +118,21 @@ def roots_of(answers: Sequence[Trajectory]) -> list[int]:
     return roots
 
 
-def next_states(rule: StateRule, answers: Sequence[Trajectory], number: int) -> list[tuple[int, int]]:
+def next_states(rule: StateRule, answers: Sequence[Trajectory], round_number: int) -> list[tuple[int, int]]:
     """Returns the states to branch at next, each as the number of an answer and a length in response tokens.
 
-    An answer branches in round `number` only if its path branched in each round before. It then branches at
-    the rule's first state after its last branching, if this state is before the answer's end.
+    An answer branches in this round only if its path branched in each round before. It then branches at the
+    rule's first state after its last branching, if this state is before the answer's end.
     """
     states = []
-    for answer, forks in zip(answers, forks_along(answers), strict=True):
-        if len(forks) != number:
+    for answer, branchings in zip(answers, forks_along(answers), strict=True):
+        if len(branchings) != round_number:
             # The path has one branching for each earlier round. If one is missing, the answer had no state
             # left in that round, or got no branches there. It doesn't branch any more.
             continue
-        last_fork = forks[-1] if forks else 0
+        last_branching = branchings[-1] if branchings else 0
         for start in rule.step_starts(answer):
-            if last_fork < start < len(answer.response_ids):
+            if last_branching < start < len(answer.response_ids):
                 states.append((answer.sample, start))
                 break
     return states
@@ -164,11 +164,11 @@ class AtStates(Branching):
         return samples * math.prod(self.ways)
 
     @override
-    def branches(self, answers: Sequence[Trajectory], number: int) -> list[Branches]:
-        if number == len(self.ways):
+    def branches(self, answers: Sequence[Trajectory], round_number: int) -> list[Branches]:
+        if round_number == len(self.ways):
             return []
-        further = self.ways[number] - 1  # the answer itself is one of the ways
-        states = next_states(self.states, answers, number)
+        further = self.ways[round_number] - 1  # the answer itself is one of the ways
+        states = next_states(self.states, answers, round_number)
         return [Branches(sample, tokens, further) for sample, tokens in states]
 
 
@@ -198,8 +198,8 @@ class UpToWidth(Branching):
         return max(samples, self.width)
 
     @override
-    def branches(self, answers: Sequence[Trajectory], number: int) -> list[Branches]:
-        states = next_states(self.states, answers, number)
+    def branches(self, answers: Sequence[Trajectory], round_number: int) -> list[Branches]:
+        states = next_states(self.states, answers, round_number)
         if not states:
             return []
         missing_answers = max(self.width - len(answers), 0)
@@ -245,8 +245,8 @@ class LastStates(Branching):
         return samples * (1 + self.count * (self.ways - 1))
 
     @override
-    def branches(self, answers: Sequence[Trajectory], number: int) -> list[Branches]:
-        if number > 0:
+    def branches(self, answers: Sequence[Trajectory], round_number: int) -> list[Branches]:
+        if round_number > 0:
             return []
         branches = []
         for answer in answers:
@@ -291,8 +291,8 @@ class RandomStates(Branching):
         return samples * (1 + self.rounds * self.draws)
 
     @override
-    def branches(self, answers: Sequence[Trajectory], number: int) -> list[Branches]:
-        if number == self.rounds:
+    def branches(self, answers: Sequence[Trajectory], round_number: int) -> list[Branches]:
+        if round_number == self.rounds:
             return []
         answers_by_root: dict[int, list[Trajectory]] = {}
         for answer, root in zip(answers, roots_of(answers), strict=True):
@@ -307,10 +307,11 @@ class RandomStates(Branching):
                 for start in self.states.step_starts(answer):
                     if shared_tokens < start < len(answer.response_ids):
                         states.append((answer.sample, start))
-            # The draw depends on the tree's tokens, and needs no seed besides them (0). The tokens differ
-            # from iteration to iteration. A restarted run has the same tokens, and so draws the same states.
+            # The tree's tokens take the place of a seed. They differ from iteration to iteration. A restarted
+            # run has the same tokens, and so draws the same states.
             tokens_of_tree = repr([answer.response_ids.tolist() for answer in answers_of_tree])
-            draw = derived_random(0, answers[root].id, tokens_of_tree, "random states", number)
+            no_seed = 0
+            draw = derived_random(no_seed, answers[root].id, tokens_of_tree, "random states", round_number)
             for sample, tokens in draw.choices(states, k=self.draws):
                 branches.append(Branches(sample, tokens, further=1))
         return branches
@@ -360,29 +361,31 @@ class LeastSure(Branching):
         return samples * (1 + self.rounds * self.positions * self.ways)
 
     @override
-    def branches(self, answers: Sequence[Trajectory], number: int) -> list[Branches]:
-        if number == self.rounds:
+    def branches(self, answers: Sequence[Trajectory], round_number: int) -> list[Branches]:
+        if round_number == self.rounds:
             return []
         # An answer's root is the answer from the prompt that it grew from. Each root has its own candidates.
         candidates_by_root: dict[int, list[_Candidate]] = {}
-        for answer, root, forks in zip(answers, roots_of(answers), forks_along(answers), strict=True):
+        for answer, root, branchings in zip(answers, roots_of(answers), forks_along(answers), strict=True):
             candidates = candidates_by_root.setdefault(root, [])
             # The tokens before the fork belong to the answer that it forked from. The first token after the
             # fork is left out, since the tree branches there already. Without a fork, the first token of the
             # answer is left out, since a branch before it would share nothing with the answer.
             shared_tokens = 0 if answer.fork is None else answer.fork.tokens
+            # Every segment was sampled, and so has log-probs: the condition is for the type checker.
             logprobs = concatenate(
                 [segment.logprobs for segment in answer.segments if segment.logprobs is not None]
             )
             # `tokens` is the number of response tokens before the token with this log-prob.
             for tokens, logprob in enumerate(logprobs.tolist()):
-                if tokens > shared_tokens and tokens not in forks:
+                if tokens > shared_tokens and tokens not in branchings:
                     candidates.append(_Candidate(logprob, answer.sample, tokens))
         branches = []
         for candidates in candidates_by_root.values():
             # Candidates sort by log-prob, the smallest first.
             for candidate in sorted(candidates)[: self.positions]:
-                branches.append(Branches(candidate.sample, candidate.tokens, self.ways))
+                # `ways` doesn't count the answer that has this token.
+                branches.append(Branches(candidate.sample, candidate.tokens, further=self.ways))
         return branches
 
 
@@ -411,16 +414,18 @@ class ResetsOfWrongAnswers(Branching):
         return samples * (1 + self.ways)
 
     @override
-    def branches(self, answers: Sequence[Trajectory], number: int) -> list[Branches]:
-        if number > 0:
+    def branches(self, answers: Sequence[Trajectory], round_number: int) -> list[Branches]:
+        if round_number > 0:
             return []  # the further answers themselves don't branch
         branches = []
         for answer in answers:
             if answer.grade.correct or not answer.grade.is_known:
                 continue
             starts = [start for start in self.states.step_starts(answer) if start < len(answer.response_ids)]
-            # The draw depends on the answer's tokens, and needs no seed besides them (0). The tokens differ
-            # from iteration to iteration. A restarted run has the same tokens, and so draws the same state.
-            draw = derived_random(0, answer.id, repr(answer.response_ids.tolist()), "reset")
-            branches.append(Branches(answer.sample, draw.choice(starts), self.ways))
+            # The answer's tokens take the place of a seed. They differ from iteration to iteration. A
+            # restarted run has the same tokens, and so draws the same state.
+            no_seed = 0
+            draw = derived_random(no_seed, answer.id, repr(answer.response_ids.tolist()), "reset")
+            # `ways` doesn't count the wrong answer itself.
+            branches.append(Branches(answer.sample, draw.choice(starts), further=self.ways))
         return branches

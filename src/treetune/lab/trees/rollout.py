@@ -98,8 +98,9 @@ def tree_metrics(context: RolloutContext, trees: Sequence[Tree]) -> Metrics:
         sharing = Sharing.of(tree)
         tokens_of_answers = [int(are_sampled(leaf.segments).sum()) for leaf in tree.leaves]
         columns["answers"].append(len(tree.leaves))
-        columns["nodes"].append(len(sharing.leaves_below))
-        columns["depth"].append(max(map(len, sharing.paths)) - 1)  # a path has one node more than branchings
+        columns["nodes"].append(len(sharing.leaves_below))  # an entry for each stretch between branchings
+        stretches_of_longest_path = max(map(len, sharing.paths))
+        columns["depth"].append(stretches_of_longest_path - 1)  # between two stretches is a branching
         columns["tokens"].append(tree.sampled_tokens)
         columns["tokens_of_chains"].append(sum(tokens_of_answers))
     means = {f"tree/{name}": mean(values) for name, values in pool_columns(context, "trees", columns).items()}
@@ -166,12 +167,12 @@ class TreeRollout(SampledRollout):
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        least = self.samples * self.max_tokens
-        if self.most_tokens is not None and self.most_tokens <= least:
+        tokens_before_branches = self.samples * self.max_tokens
+        if self.most_tokens is not None and self.most_tokens <= tokens_before_branches:
             raise ValueError(
                 f"most_tokens is {self.most_tokens}, and {self.samples} answers of max_tokens ="
-                f" {self.max_tokens} may take {least}, which leaves no tokens for branches: raise it, or"
-                " leave it out"
+                f" {self.max_tokens} may take {tokens_before_branches}, which leaves no tokens for branches:"
+                " raise it, or leave it out"
             )
 
     @property
@@ -235,7 +236,7 @@ class _RoundRequest(NamedTuple):
 class _SubmittedSample(NamedTuple):
     """The completion of a sample, whose answer has been submitted to the grader, and its future grade."""
 
-    sample: _BranchSample
+    branch_sample: _BranchSample
     completion: Completion
     grade: Future[Grade]
 
@@ -296,24 +297,24 @@ class _GrowingTree:
         """Samples the answers of a request, and submits each to the grader when the request is answered."""
         submitted_samples = []
         completions = await self.counted_samples.sample(round_request.request)
-        for sample, completion in zip(round_request.samples, completions, strict=True):
+        for branch_sample, completion in zip(round_request.samples, completions, strict=True):
             # The whole answer is decoded at once: a character may consist of tokens before and after the
             # branch.
-            text = self.context.codec.decode(concatenate([sample.prefix_ids, completion.token_ids]))
+            text = self.context.codec.decode(concatenate([branch_sample.prefix_ids, completion.token_ids]))
             # If the answer gets `unfinished_reward` anyway, it is `decided`: no judge is asked about it.
             grade = self.context.grader.submit(
                 cut_at_stop(text, self.sampling.stop),
                 self.problem,
                 decided=is_decided(completion.finish_reason, self.rollout.unfinished_reward),
             )
-            submitted_samples.append(_SubmittedSample(sample, completion, grade))
+            submitted_samples.append(_SubmittedSample(branch_sample, completion, grade))
         return submitted_samples
 
     def _first_request(self) -> _RoundRequest:
         """Returns the request for the answers that begin at the prompt."""
         seed = derive_seed(self.context.seed, self.context.iteration, self.problem.id, "rollout")
         request = Request(self.prompt_ids, seed=seed, n=self.rollout.samples, sampling=self.sampling)
-        no_tokens = concatenate([])
+        no_tokens = concatenate([])  # an empty array: these answers have no tokens before a branch
         return _RoundRequest(request, (_BranchSample(None, no_tokens),) * request.n)
 
     def _make_requests(self, branches: Sequence[Branches], round_number: int) -> list[_RoundRequest]:
@@ -364,7 +365,7 @@ class _GrowingTree:
     def _add_answer(self, submitted: _SubmittedSample) -> None:
         """Adds the completion as an answer, with the tokens before its branch and without its grade."""
         completion = submitted.completion
-        branch, prefix_ids = submitted.sample
+        branch, prefix_ids = submitted.branch_sample
         self.sampled_tokens += len(completion.token_ids)
         response_ids = concatenate([prefix_ids, completion.token_ids])
         text = self.context.codec.decode(response_ids)
@@ -418,7 +419,7 @@ def cut_at_forks(answers: Sequence[Trajectory]) -> list[tuple[Segment, ...]]:
     Example: answer 0 has one segment of 40 tokens, and answer 1 forks off after 12. Then the segments of
     answer 0 have 12 and 28 tokens, and the first of them is also the first of answer 1.
     """
-    cut: list[tuple[Segment, ...]] = []
+    segments_of_answers: list[tuple[Segment, ...]] = []
     for answer in answers:
         # The last segment was sampled for this answer. It begins where the answer forks off. The segments
         # before it were sampled for other answers.
@@ -431,9 +432,9 @@ def cut_at_forks(answers: Sequence[Trajectory]) -> list[tuple[Segment, ...]]:
                 cuts.add(other.fork.tokens - sampled_from)
         parts = tuple(_cut_segment(sampled, start, end) for start, end in pairwise(sorted(cuts)))
         if answer.fork is None:
-            cut.append(parts)
+            segments_of_answers.append(parts)
         else:
             # The answer that it forks from comes earlier, and has a cut at the fork already.
-            shared = _cut_prefix(cut[answer.fork.sample], sampled_from)
-            cut.append(shared + parts)
-    return cut
+            shared = _cut_prefix(segments_of_answers[answer.fork.sample], sampled_from)
+            segments_of_answers.append(shared + parts)
+    return segments_of_answers

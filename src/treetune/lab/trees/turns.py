@@ -74,17 +74,17 @@ class TurnTree(MultiTurn):
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         yield from super().check(experiment)
         yield from check_shared_tokens(experiment)
-        because = "a branch begins where a turn begins, since an environment has no state within a turn"
+        reason = "a branch begins where a turn begins, since an environment has no state within a turn"
         states = getattr(self.branching, "states", None)
         if states is None:
             yield Finding(
-                f"{because}, and this branching has no states",
+                f"{reason}, and this branching has no states",
                 "branching.type",
                 "choose one that has, such as {type: 'at_states', states: {type: 'turns'}, ways: [2]}",
             )
         elif not isinstance(states, TurnStates):
             yield Finding(
-                f"{because}, and the branching has other states",
+                f"{reason}, and the branching has other states",
                 "branching.states.type",
                 "set the branching's states to {type: 'turns'}",
             )
@@ -126,7 +126,8 @@ class TurnTree(MultiTurn):
             for sample, fork in enumerate(forks, start=len(answers)):
                 segments = () if fork is None else segments_before(answers[fork.sample], fork.tokens)
                 # The number of the answer enters its seed: two answers that begin with the same tokens must
-                # have different seeds. Answers from the prompt have the seeds of `multi_turn`.
+                # have different seeds. The rollout `multi_turn`, whose answers all begin at the prompt,
+                # derives the same seeds for them.
                 seed = derive_seed(context.seed, context.iteration, problem.id, self.seed_name, sample)
                 starts.append(Start(problem, prompt_ids, seed, segments))
             # `gather` keeps the order of the starts, so the order in which answers end does not matter.
@@ -137,7 +138,7 @@ class TurnTree(MultiTurn):
             for branch in self.branching.branches(answers, round_number):
                 forks += [Fork(branch.sample, branch.tokens)] * branch.further
             round_number += 1
-        (tree,) = trees_of(answers)
+        (tree,) = trees_of(answers)  # all answers are to one problem, so they make one tree
         return tree
 
 
