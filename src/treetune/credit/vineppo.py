@@ -487,11 +487,10 @@ def _report_ungraded(
         return {"credit/unvalued": float(left_out)}
     total = sum(len(estimate.all_rewards) for estimate in estimates)
     unknown_states = sum(not estimate.rewards for estimate in estimates)
-    # "Left out with their prompt's": an answer is left out if its prompt is among the states without a value.
     context.log.say(
         f"iteration {context.iteration + 1}: {ungraded} of {total} continuations could not be graded and"
         f" don't count; {unknown_states} of {len(estimates)} states have no value, and {left_out} answers are"
-        " left out with their prompt's"
+        " left out, since their prompt has no value"
     )
     return {
         "credit/value_unavailable": float(ungraded),

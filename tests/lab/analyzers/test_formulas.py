@@ -13,6 +13,7 @@ import itertools
 import math
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,7 +33,13 @@ from treetune.lab.analyzers.advantage_distribution import (
 )
 from treetune.lab.analyzers.distance import KlToReference, answer_kl, group_of, measure_distances
 from treetune.lab.analyzers.diversity import distinct_ngrams, measure_overlap
-from treetune.lab.analyzers.figures import Bootstrap, correlation, mean_of, share_on_right_side
+from treetune.lab.analyzers.figures import (
+    Bootstrap,
+    correlation,
+    mean_of,
+    save_figure,
+    share_on_right_side,
+)
 from treetune.lab.analyzers.points import choose_points, spread_evenly
 from treetune.lab.analyzers.step_credit import NORMAL_QUANTILE, Shown, make_step_credit
 from treetune.lab.analyzers.stored import state_values
@@ -137,6 +144,18 @@ def test_missing_values_are_counted_and_left_out() -> None:
     assert (first["count"], first["mean"], second["count"], second["missing"]) == (2, 0.75, 0, 2)
     assert describe([0.0, None, 1.0])["zero"] == 0.5
     assert describe([0.0, None, 1.0])["missing"] == 1
+
+
+def test_the_values_of_steps_are_drawn_also_where_no_step_has_an_advantage(tmp_path: Path) -> None:
+    rows = AdvantageDistribution._rows(0, make_episode(None, [True] * 4, (2, 4)), None, (0.5, 1.0))
+    analyzer = AdvantageDistribution(bins=2)
+    figure = analyzer.draw({"PPO": {"numbers": analyzer.summarise(rows)}})
+    _, _, value_panel = figure.axes
+    (line,) = value_panel.get_lines()
+    assert list(line.get_ydata()) == [0.5, 1.0]
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["PPO"]
+    save_figure(figure, tmp_path)
 
 
 # Diversity

@@ -178,7 +178,8 @@ class AdvantageDistribution(OfIterations):
         for i, (label, result) in enumerate(results.items()):
             numbers, colour = result["numbers"], FIGURE_COLOURS[i % len(FIGURE_COLOURS)]
             histogram = numbers["advantage"]["histogram"]
-            histogram_panel.stairs(histogram["shares"], histogram["edges"], color=colour, label=label)
+            if histogram is not None:  # None: no step has an advantage
+                histogram_panel.stairs(histogram["shares"], histogram["edges"], color=colour, label=label)
             for panel, kind in ((advantage_panel, "advantage"), (value_panel, "value")):
                 xs, low, median, high = [], [], [], []
                 edges = itertools.pairwise(numbers["bins"])
@@ -188,7 +189,7 @@ class AdvantageDistribution(OfIterations):
                         low.append(of_bin["quantiles"]["5"])
                         median.append(of_bin["quantiles"]["50"])
                         high.append(of_bin["quantiles"]["95"])
-                panel.plot(xs, median, color=colour, marker="o", markersize=4)
+                panel.plot(xs, median, color=colour, marker="o", markersize=4, label=label)
                 panel.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
         histogram_panel.set_yscale("log")
         histogram_panel.set_ylabel("share of steps", fontsize=8)
@@ -196,7 +197,7 @@ class AdvantageDistribution(OfIterations):
         for panel in (advantage_panel, value_panel):
             panel.set_xlim(0, 1)
             panel.set_xlabel("relative step", fontsize=8)
-        draw_legend_below(figure, histogram_panel)
+        draw_legend_below(figure, [histogram_panel, advantage_panel, value_panel])
         return figure
 
 
