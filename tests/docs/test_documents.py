@@ -2,6 +2,7 @@
 
 * every command on a page is valid and its configuration right, or the page says why it isn't tried;
 * every file, link, script and command that a page names exists;
+* the tests that a page shows pass;
 * messages that the page on troubleshooting quotes are messages of the code.
 """
 
@@ -272,6 +273,24 @@ assert len({{e.advantages[0] for e in episodes}}) > 1
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_tests_that_pages_show_pass(tmp_path: Path) -> None:
+    for name, text in READERS_FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    tests = [name for name in READERS_FILES if name.startswith("tests/test_")]
+    assert {"tests/test_fading.py", "tests/test_last_line.py"} <= set(tests)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_page_is_in_the_sites_navigation() -> None:
