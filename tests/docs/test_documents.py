@@ -255,13 +255,14 @@ from treetune.rollouts.single_turn import SingleTurn
 from statistics import median
 context = mdp.context()
 trees, _ = SingleTurn(samples=5, max_tokens=mdp.LONGEST).run(context, mdp.problems(4))
-episodes, _ = Median(scale=2.0).assign(context, trees)
+episodes, _ = Median(weight_below=0.5).assign(context, trees)
 trajectories = [answer for tree in trees for answer in tree.leaves]
 for start in range(0, 20, 5):
     rewards = [t.reward for t in trajectories[start:start + 5]]
     for episode, reward in zip(episodes[start:start + 5], rewards):
-        assert set(episode.advantages) == {{2.0 * (reward - median(rewards))}}
-assert len({{e.advantages[0] for e in episodes}}) > 1
+        weight = 0.5 if reward < median(rewards) else 1.0
+        assert set(episode.advantages) == {{weight * (reward - median(rewards))}}
+assert {{-0.5, 0.0, 1.0}} <= {{e.advantages[0] for e in episodes}}
 """
     done = subprocess.run(
         [sys.executable, "-c", program],
