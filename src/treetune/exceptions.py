@@ -7,6 +7,7 @@ OSError and ends it with exit code 1. The project catches exceptions that derive
     ├── SameOnAllRanks               every rank finds it: the first one speaks  config, runtime
     │   ├── ConfigError              all that is wrong with a configuration     config
     │   └── MachinesDiffer           machines that can't do a run together      runtime.several_machines
+    ├── FolderRefused                a run's folder isn't fit for a command     runtime
     ├── CheckpointGone               the run has deleted it meanwhile           runtime.weights_folder
     ├── Damaged                      a file isn't as it was written             store.checksums
     ├── NoSplit                      a split that the task doesn't have         tasks
@@ -86,6 +87,14 @@ class ConfigError(SameOnAllRanks):
 
 class MachinesDiffer(SameOnAllRanks):
     """The machines can't do a run together. The message has a line for each difference."""
+
+
+class FolderRefused(ValueError):
+    """A command refuses to work with an experiment's folder: the folder holds another run, another process
+    works in it, or it lacks what the command needs. The command has changed nothing in it.
+
+    The log in the folder belongs to another start, so the command writes no traceback into it.
+    """
 
 
 class CheckpointGone(ValueError):

@@ -82,9 +82,10 @@ def _report_missing_package(error: ModuleNotFoundError) -> int:
 def _report_failure(error: Exception, code: int, options: Options) -> int:
     """Prints one message on standard error, and returns the exit code.
 
-    The traceback goes to the run's log or, with --debug, to standard error.
+    The traceback goes to the run's log or, with --debug, to standard error. If the command refused to work
+    with the run's folder, the log belongs to another start, and gets no traceback.
     """
-    from treetune.exceptions import SameOnAllRanks
+    from treetune.exceptions import FolderRefused, SameOnAllRanks
 
     rank = int(os.environ.get("RANK", "0"))
     if isinstance(error, SameOnAllRanks):
@@ -111,7 +112,7 @@ def _report_failure(error: Exception, code: int, options: Options) -> int:
     print(f"{prefix}{options.command} failed: {message}", file=sys.stderr)
     if options.debug:
         print(traceback_text, file=sys.stderr)
-    elif log_file is not None and log_file.is_file():
+    elif log_file is not None and log_file.is_file() and not isinstance(error, FolderRefused):
         try:
             with log_file.open("a", encoding="utf-8") as file:
                 file.write(traceback_text)

@@ -3,7 +3,9 @@
 * it ends with 2 and names the key if a file, a model folder or a GPU is missing here, and only notes this
   with `--config-only`, for the run may be for another machine;
 * a missing column is a mistake on every machine, and batches that don't divide are a note;
-* a run that lacks a device ends before it starts.
+* a run that lacks a device ends before it starts;
+* it warns if the experiment's folder holds a run with another configuration; `run` then refuses to start
+  before it loads PyTorch, and leaves the log of that run as it is.
 """
 
 from __future__ import annotations
@@ -101,3 +103,48 @@ def test_engines_devices_that_are_missing_end_a_run_before_it_starts(
     override = "{ engines+: { policy+: { devices: [0] } } }"
     assert main(["run_iteration_loop", "mine.jsonnet", "--override", override]) == 2
     assert "engines.policy.devices: devices names GPU 0" in capsys.readouterr().err
+
+
+@pytest.fixture
+def log_of_earlier_run(capsys: pytest.CaptureFixture[str]) -> Path:
+    """The log of an earlier run of the experiment, whose folder has its configuration and an iteration."""
+    folder = Path("experiments/missing")
+    assert main(["print_config", "mine.jsonnet"]) == 0
+    for file, text in {
+        "config.json": capsys.readouterr().out,
+        "manifest.json": "{}",
+        "iterations/0000/episodes.arrow": "",
+        "logs/run.log": "iteration 1 is done\n",
+    }.items():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text(text)
+    return folder / "logs/run.log"
+
+
+OTHER_LEARNING_RATE = ["--override", "{ trainer+: { learning_rate: 0.5 } }"]
+
+
+@pytest.mark.usefixtures("log_of_earlier_run")
+def test_check_warns_of_a_run_with_another_configuration_in_the_experiments_folder(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["check", "mine.jsonnet"]) == 0
+    assert "another configuration" not in capsys.readouterr().err, "the run has the same one"
+    assert main(["check", "mine.jsonnet", *OTHER_LEARNING_RATE]) == 0
+    out, err = capsys.readouterr()
+    warning = " ".join(err.split())
+    assert "warning: `treetune run` will not start: experiments/missing holds an experiment with" in warning
+    assert "another configuration: trainer.learning_rate was 0.002 and is 0.5." in warning
+    assert out.startswith("fine")
+    assert main(["check", "mine.jsonnet", *OTHER_LEARNING_RATE, "--config-only"]) == 0
+    assert "another configuration" not in capsys.readouterr().err
+
+
+def test_a_run_with_another_configuration_is_refused_before_pytorch_is_loaded(
+    log_of_earlier_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run_iteration_loop", "mine.jsonnet", *OTHER_LEARNING_RATE]) == 2
+    message = capsys.readouterr().err
+    assert "holds an experiment with another configuration: trainer.learning_rate was" in message
+    assert "loading PyTorch" not in message
+    assert log_of_earlier_run.read_text() == "iteration 1 is done\n"

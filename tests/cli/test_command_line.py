@@ -3,6 +3,7 @@
 * `print_config`, `check_config` and `explain_config` answer on standard output, and nothing else is there;
 * a wrong configuration ends with 2 before anything runs, a failure with 1, an interruption with 130;
 * a failure is one message, its traceback is in the run's log, and `--debug` shows it;
+* a command that refuses to work with a run's folder leaves the log there as it is;
 * of several ranks the first one tells a mistake that all of them see;
 * a Python without the packages is told how to install them.
 """
@@ -24,6 +25,7 @@ from tests.config.example_parts import Circle, Drawing, Frame, Wall
 from treetune import main as command_line
 from treetune.config.explain import as_plain
 from treetune.config.remedies import override_option
+from treetune.exceptions import FolderRefused
 
 CIRCLE = """{ type: 'drawing', seed: 1, directory: 'out', experiment_name: 'x',
   shape: { type: 'circle', radius: 2 } }"""
@@ -211,6 +213,20 @@ def test_a_failure_is_one_message_and_its_traceback_goes_to_the_log(
     assert "Traceback" not in err
     assert str(log) in err
     assert log.read_text().startswith("before\nTraceback")
+
+
+def test_a_command_that_refuses_a_runs_folder_leaves_its_log_as_it_is(
+    commands: Commands, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = Path("out/x/logs/run.log")
+    log.parent.mkdir(parents=True)
+    log.write_text("before\n")
+    commands.error = FolderRefused("another process holds the lock")
+    assert main("run_iteration_loop") == 2
+    assert "run_iteration_loop failed: another process holds the lock" in capsys.readouterr().err
+    assert log.read_text() == "before\n"
+    assert main("run_iteration_loop", "--debug") == 2
+    assert "Traceback" in capsys.readouterr().err
 
 
 def test_debug_shows_the_traceback_and_a_failed_assertion_is_never_shortened_to_a_message(

@@ -64,6 +64,16 @@ def test_every_module_that_registers_a_part_is_imported_and_light(tmp_path: Path
     assert imported.isdisjoint(HEAVY)
 
 
+def test_comparing_a_configuration_with_an_earlier_run_imports_nothing_heavy(tmp_path: Path) -> None:
+    script = (
+        f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r})\n"
+        "import treetune.runtime.manifest\nprint(*sys.modules)"
+    )
+    imported = set(run_python("-c", script, cwd=tmp_path).stdout.split())
+    assert "treetune.runtime.manifest" in imported
+    assert imported.isdisjoint(HEAVY)
+
+
 def test_a_script_does_not_hide_packages_that_have_the_names_of_ours(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "__init__.py").write_text("")

@@ -80,6 +80,18 @@ def test_the_same_model_at_another_place_is_no_change(tmp_path: Path) -> None:
     assert remedy in str(told.value)
 
 
+def test_a_run_with_a_checkpoint_goes_on_with_its_start_model_in_another_folder(tmp_path: Path) -> None:
+    engine = InProcessSettings()
+    train(small(tmp_path, engine, experiment_name="start", iterations=1))
+    first_folder, second_folder = tmp_path / "start" / "checkpoints" / "0001" / "policy", tmp_path / "moved"
+    shutil.copytree(first_folder, second_folder)
+    for iterations, folder in ((1, first_folder), (2, second_folder)):
+        model = PretrainedModel(name_or_path=str(folder))
+        config = small(tmp_path, engine, experiment_name="second", iterations=iterations, model=model)
+        train(config, model={"type": "pretrained", "name_or_path": str(folder)})
+    assert len(directory_of(config).read_metrics()) == 2
+
+
 def test_weights_that_were_written_over_in_place_are_refused(tmp_path: Path) -> None:
     config = started(tmp_path)
     policy = tmp_path / "start" / "checkpoints" / "0001" / "policy"

@@ -27,7 +27,7 @@ from treetune.credit.vineppo import MonteCarlo
 from treetune.engine.base import Tolerance
 from treetune.engine.requests import Completion
 from treetune.engine.settings import InProcessSettings
-from treetune.exceptions import EngineError
+from treetune.exceptions import EngineError, FolderRefused
 from treetune.models.policy_files import read_policy
 from treetune.processes import lifetime
 from treetune.runtime import commands, policy_server
@@ -71,7 +71,7 @@ def test_a_finished_run_is_known_and_not_held_against_a_smaller_machine(
 ) -> None:
     train(small(tmp_path))
     commands.check_finished(small(tmp_path), {})
-    with pytest.raises(ValueError, match=r"2 of 3 iterations are done.*`treetune run` continues it"):
+    with pytest.raises(FolderRefused, match=r"2 of 3 iterations are done.*`treetune run` continues it"):
         commands.check_finished(small(tmp_path, iterations=3), {})
     with pytest.raises(ValueError, match="0 of 2 iterations"):
         commands.check_finished(small(tmp_path, experiment_name="another"), {})

@@ -25,6 +25,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from treetune.exceptions import FolderRefused
 from treetune.runtime import claims as module
 from treetune.runtime.claims import Claim, Claims
 from treetune.runtime.directory import LOCK_TRIES, LOCK_TRY_S, ExperimentDirectory, metrics_row
@@ -84,7 +85,7 @@ def test_a_second_run_in_a_directory_is_refused_with_a_remedy(directory: Experim
         assert directory.is_running()
         with (
             pytest.raises(
-                ValueError, match=r"another process holds the lock of the run .*APP_EXPERIMENT_NAME"
+                FolderRefused, match=r"another process holds the lock of the run .*APP_EXPERIMENT_NAME"
             ),
             directory.locked(),
         ):

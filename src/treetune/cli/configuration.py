@@ -62,6 +62,8 @@ def check_config(options: Options) -> int:
     for note in notes:
         label = "" if note.startswith("warning: ") else "note: "
         print(wrap_text(label, note), file=sys.stderr)
+    if not options.config_only:
+        _warn_of_another_run(config, root)
     issues_of_machine = issues_of_this_machine(root, explanation)
     if issues_of_machine and not options.config_only:
         raise ConfigError(
@@ -71,6 +73,23 @@ def check_config(options: Options) -> int:
         print(wrap_text("note: ", f"missing here: {issue.key}: {issue.what}"), file=sys.stderr)
     say(f"fine: {config.data['type']} {config.data.get('experiment_name', '')}".rstrip())
     return 0
+
+
+def _warn_of_another_run(config: Config, root: object) -> None:
+    """Prints a warning if `treetune run` would not start the experiment, because the experiment's folder
+    holds a run with another configuration."""
+    from treetune.config.errors import wrap_text
+    from treetune.exceptions import Damaged, FolderRefused
+    from treetune.runtime.base import PolicyIteration
+    from treetune.runtime.directory import ExperimentDirectory
+    from treetune.runtime.manifest import refuse_other_configuration
+
+    if not isinstance(root, PolicyIteration):  # a table or a data pipeline
+        return
+    try:
+        refuse_other_configuration(ExperimentDirectory.of(root), root, config.data)
+    except (FolderRefused, Damaged, OSError) as error:
+        print(wrap_text("", f"warning: `treetune run` will not start: {error}"), file=sys.stderr)
 
 
 def _add_source(issue: ConfigIssue, explanation: Explanation) -> ConfigIssue:

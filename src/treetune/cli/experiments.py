@@ -27,7 +27,7 @@ def run_experiment(options: Options) -> int:
     # The other commands, such as `check_finished`, run in one process and need no PyTorch.
     if is_first_rank and options.commands[options.command].in_ranks:
         if options.command == "run_iteration_loop":
-            _check_machine(config, root)
+            _check_start(config, root)
         # The imports take ten seconds, in which a terminal would show nothing.
         print("the configuration is fine; loading PyTorch", file=sys.stderr, flush=True)
     from treetune.runtime.commands import run
@@ -65,7 +65,7 @@ def run_ranks(options: Options) -> int:
     # A mistake is reported here, and not in each rank.
     config, root = load_experiment(options)
     if options.what == "run_iteration_loop":
-        _check_machine(config, root)
+        _check_start(config, root)
     arguments: list[str] = []
     for names in options.configs or ():
         arguments += ["--configs", names]
@@ -89,13 +89,21 @@ def load_experiment(options: Options) -> tuple[Config, Runtime]:
     return config, cast("Runtime", root)
 
 
-def _check_machine(config: Config, root: Runtime) -> None:
-    """Raises ConfigError if a new run needs files, models or GPUs that aren't here, as `check` does.
+def _check_start(config: Config, root: Runtime) -> None:
+    """Raises an error if a run of this configuration can't start, as far as this is known without PyTorch.
 
-    A run that is continued may need fewer of them, and isn't checked.
+    Raises:
+        FolderRefused: The experiment's folder holds a run with another configuration.
+        ConfigError: A new run needs files, models or GPUs that aren't here. A run that is continued may need
+            fewer of them, so they are not looked for.
     """
     directory = _directory_of(config)
     if directory is not None and directory.manifest_file.exists():
+        from treetune.runtime.base import PolicyIteration
+        from treetune.runtime.manifest import refuse_other_configuration
+
+        assert isinstance(root, PolicyIteration)
+        refuse_other_configuration(directory, root, config.data)
         return
     from treetune.config.explain import Explanation
     from treetune.config.remedies import issues_of_this_machine

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from treetune.credit.reward_models import reward_model_of
-from treetune.exceptions import SameOnAllRanks
+from treetune.exceptions import FolderRefused, SameOnAllRanks
 from treetune.models.policy_files import resolve_policy
 from treetune.processes import lifetime
 from treetune.runtime.base import PolicyIteration, Runtime
@@ -24,7 +24,7 @@ from treetune.runtime.fitting import (
 )
 from treetune.runtime.generation import generate
 from treetune.runtime.loop import run_iterations
-from treetune.runtime.manifest import refuse_changed_settings
+from treetune.runtime.manifest import refuse_changed_settings, refuse_other_configuration
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.record import read_last_good, refuse_collapsed
 from treetune.runtime.resources import RunResources
@@ -92,10 +92,10 @@ def run_iteration_loop(config: PolicyIteration, plain: Mapping[str, Any]) -> Non
     refuse_what_does_not_fit(config)
     refuse_engines_on_exclusive_gpus(config)
     check_shaping(config)
-    # A resumed run is checked here, before PyTorch is imported and the ranks join. If another process runs
-    # the experiment, its files still change, so they are not read: `Session.open` refuses this start anyway.
+    # A resumed run is checked here, before the ranks join. If another process runs the experiment, its files
+    # still change, so they are not read: `Session.open` refuses this start anyway.
+    refuse_other_configuration(directory, config, plain)
     if finished_iterations and not directory.is_running():
-        refuse_changed_settings(directory.path, plain, config)
         refuse_collapsed(config, directory)
     with (
         Session.open(config, plain) as session,
@@ -115,7 +115,7 @@ def run_evaluation(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
     preflight(config)
     directory = ExperimentDirectory.of(config)
     if not directory.checkpoints() and not directory.is_running():
-        raise ValueError(
+        raise FolderRefused(
             f"{directory.path} has no checkpoint to evaluate: train the experiment with `treetune run` first"
         )
     _require_sets(config)
@@ -194,13 +194,13 @@ def clean_up_checkpoints(config: PolicyIteration, plain: Mapping[str, Any]) -> N
 
 
 def check_finished(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
-    """Raises ValueError if the run is not finished. Scripts need it, since DeepSpeed's command returns 0 even
-    if its node launcher was killed."""
+    """Raises FolderRefused if the run is not finished. Scripts need it, since DeepSpeed's command returns 0
+    even if its node launcher was killed."""
     directory = ExperimentDirectory.of(config)
     finished_iterations = max(directory.checkpoints(), default=0)
     if not finished_iterations or not is_over_after(config, directory, finished_iterations):
         all_iterations = iterations_of(config, directory, finished_iterations)
-        raise ValueError(
+        raise FolderRefused(
             f"{directory.path} is not finished: {finished_iterations} of {all_iterations} iterations are"
             f" done, and {directory.run_log} says how it ended; `treetune run` continues it"
         )

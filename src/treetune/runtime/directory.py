@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
-from treetune.exceptions import Damaged
+from treetune.exceptions import Damaged, FolderRefused
 from treetune.models.policy_files import CHECKPOINTS, STATE_FILE, complete_checkpoints
 from treetune.store.checksums import (
     CHECKSUMS_FILE,
@@ -315,12 +315,12 @@ class ExperimentDirectory:
             patience_s: The seconds to wait for a process that is just ending.
 
         Raises:
-            ValueError: Another process has the lock.
+            FolderRefused: Another process has the lock.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         with (self.path / _LOCK_FILES[purpose]).open("w") as file:
             if not _try_lock(file, LOCK_TRIES + round(patience_s / LOCK_TRY_S)):
-                raise ValueError(
+                raise FolderRefused(
                     f"another process holds the lock of the {purpose} in {self.path}: wait for it, or give"
                     " this experiment another name (APP_EXPERIMENT_NAME)"
                 )
@@ -339,7 +339,7 @@ class ExperimentDirectory:
                 if _try_lock(file, tries=1):
                     yield number
                     return
-        raise ValueError(f"{MAX_EVALUATORS} processes evaluate {self.path} already")
+        raise FolderRefused(f"{MAX_EVALUATORS} processes evaluate {self.path} already")
 
     def is_running(self) -> bool:
         """Returns whether a process holds the run's lock."""

@@ -32,7 +32,7 @@ from treetune.config.remedies import override_option
 from treetune.config.schema import keys_of
 from treetune.contracts import Part
 from treetune.credit.reward_models import reward_model_of
-from treetune.exceptions import Damaged
+from treetune.exceptions import Damaged, FolderRefused
 from treetune.runtime.base import PolicyIteration, Runtime, describe_unsafe_keys, find_keys_without_sandbox
 from treetune.runtime.directory import CONFIG, ExperimentDirectory
 from treetune.runtime.machine import describe_different_bits, facts_that_decide_bits
@@ -63,7 +63,7 @@ def begin_or_resume(
         Messages for the user.
 
     Raises:
-        ValueError: The folder holds the results of a configuration that computes something else.
+        FolderRefused: The folder holds the results of a configuration that computes something else.
     """
     bits_now = facts_that_decide_bits(ranks, config.engines.policy)
     inputs = inputs_of(config)
@@ -84,7 +84,7 @@ def _resume(
 ) -> list[str]:
     """Compares a resumed run with its manifest, writes down what has changed, and returns messages.
 
-    The arguments are those of `_first_manifest`. Raises ValueError if the run can't be resumed.
+    The arguments are those of `_first_manifest`. Raises FolderRefused if the run can't be resumed.
     """
     # Find what has changed.
     manifest = read_manifest(directory)
@@ -100,7 +100,7 @@ def _resume(
         earlier_inputs = {**earlier_inputs, "rows": rows_of_task}
     input_changes = describe_changed_inputs(earlier_inputs, inputs, manifest, config)
     if input_changes and config.changed_inputs == "refuse":
-        raise ValueError(
+        raise FolderRefused(
             f"{directory.path} was begun with other inputs: {'; '.join(input_changes)}. The results so far"
             " would not belong to those that follow: put the earlier inputs back (if model.name_or_path is a"
             " checkpoint of a run that has continued, name it by its number), give this experiment another"
@@ -178,8 +178,8 @@ def _first_manifest(
 
 
 def refuse_other_ranks(directory: ExperimentDirectory, ranks: int) -> None:
-    """Raises ValueError if the optimiser's state of the newest checkpoint is sharded over another number of
-    ranks.
+    """Raises FolderRefused if the optimiser's state of the newest checkpoint is sharded over another number
+    of ranks.
 
     Every ZeRO stage above 0 shards it. This is checked before anything in the folder is changed.
     """
@@ -189,7 +189,7 @@ def refuse_other_ranks(directory: ExperimentDirectory, ranks: int) -> None:
     state_folder = directory.checkpoint_folder(newest) / "trainer" / "policy"
     n_shards = len(list(state_folder.glob(OPTIMISER_SHARDS)))  # 0 if the state is not sharded
     if n_shards not in (0, ranks):
-        raise ValueError(
+        raise FolderRefused(
             f"{directory.path} was trained on {n_shards} ranks up to iteration {newest}, and its optimiser's"
             f" state is sharded over them (trainer.zero_stage), but this start has {ranks} ranks: start it"
             f" with NUM_GPUS={n_shards}. Nothing was changed"
@@ -298,6 +298,27 @@ def find_different_keys(stored: Mapping[str, Any], plain: Mapping[str, Any]) -> 
     return [difference.name for difference in find_changed_keys(stored, plain) if not difference.changeable]
 
 
+def refuse_other_configuration(
+    directory: ExperimentDirectory, config: PolicyIteration, plain: Mapping[str, Any]
+) -> None:
+    """Raises FolderRefused if the folder holds a run with another configuration.
+
+    It imports no PyTorch and reads two small files, so `treetune check` and the beginning of a start can call
+    it. The path of the start model isn't compared: another folder may hold the same model, which only
+    `begin_or_resume` finds out.
+
+    Args:
+        directory: The experiment's folder.
+        config: The present configuration.
+        plain: The same configuration before it was built.
+    """
+    holds_a_run = directory.config_file.is_file() and directory.has_work()
+    # The files of a run still change while another process runs it, so they are not read then. `Session.open`
+    # refuses to start a second process anyway.
+    if holds_a_run and not directory.is_running():
+        refuse_changed_settings(directory.path, plain, config, same_model=True)
+
+
 def refuse_changed_settings(
     path: Path, plain: Mapping[str, Any], config: PolicyIteration, *, same_model: bool = False
 ) -> list[ChangedKey]:
@@ -310,7 +331,7 @@ def refuse_changed_settings(
         same_model: Whether the start model has the same content as before. Its path may then have changed.
 
     Raises:
-        ValueError: A changed key would have changed the results so far.
+        FolderRefused: A changed key would have changed the results so far.
     """
     changed: list[ChangedKey] = []
     for difference in find_changed_keys(read_config(path), plain):
@@ -323,7 +344,7 @@ def refuse_changed_settings(
     remedy = f" It was not changed: give this one another name ({another_name}), or move that one away"
     unchangeable = [difference for difference in changed if not difference.changeable]
     if unchangeable:
-        raise ValueError(
+        raise FolderRefused(
             f"{path} holds an experiment with another configuration: {'; '.join(map(str, unchangeable))}."
             + remedy
         )
@@ -331,7 +352,7 @@ def refuse_changed_settings(
     # that decays to the end of the run.
     number_of_iterations = next((change for change in changed if change.key == ("iterations",)), None)
     if number_of_iterations is not None and config.length_matters is not None:
-        raise ValueError(
+        raise FolderRefused(
             f"{path} can't be resumed with another number of iterations: {number_of_iterations}, and"
             f" {config.length_matters}, so that the iterations so far would have been trained"
             " differently." + remedy
