@@ -11,6 +11,7 @@ frees.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from treetune.credit.base import ContinuingCredit
 from treetune.credit.reward_models import reward_model_of
 from treetune.engine.settings import VllmSettings
 from treetune.models.shapes import Shape
+from treetune.models.sources import Alphabet, ModelSource
 from treetune.objectives.further_inputs import (
     DistributionObjective,
     ReferenceKlObjective,
@@ -511,16 +513,28 @@ def itemsize(trainer: Trainer) -> int:
     return 2 if trainer.precision == "bfloat16" else 4
 
 
+ShapeOf = Callable[[ModelSource, Alphabet], Shape | None]
+"""Returns the sizes of a model, which has an alphabet if it is made for a task; None if they are unknown."""
+
+
+def read_shape(source: ModelSource, alphabet: Alphabet) -> Shape | None:
+    """Returns the sizes of a model; None if they are unknown. Raises ValueError if it doesn't exist."""
+    return source.shape(alphabet)
+
+
 @dataclass(frozen=True)
 class TrainerMemory:
     """The bytes that the trainer uses on a rank's device."""
 
     experiment: Any
     shape: Shape
+    """The sizes of the policy."""
     machine: Machine
     work: IterationWork
     bound_of_micro_batch: int | None = None
     """A further bound on the tokens of a rank's micro-batch; None: only those of the settings."""
+    shape_of: ShapeOf = read_shape
+    """Gives the sizes of the reference and of the reward model, if they aren't the policy's."""
 
     @property
     def trainer(self) -> Trainer:
@@ -556,7 +570,7 @@ class TrainerMemory:
             return 0
         if settings.start is None:
             return self.shape.parameters
-        shape = settings.start.shape(self.experiment.task.alphabet)
+        shape = self.shape_of(settings.start, self.experiment.task.alphabet)
         # A model of unknown sizes counts as large as the policy.
         return (shape or self.shape).parameters
 
@@ -606,7 +620,10 @@ class TrainerMemory:
             return 0
         # None: the start model is the reference.
         other_model = self.experiment.credit.trainer_scores.reference_model
-        shape = self.shape if other_model is None else other_model.shape(self.experiment.task.alphabet)
+        if other_model is None:
+            shape: Shape | None = self.shape
+        else:
+            shape = self.shape_of(other_model, self.experiment.task.alphabet)
         # A model of unknown sizes counts as large as the policy.
         whole = itemsize(trainer) * (shape or self.shape).parameters
         is_sharded = trainer.shards_weights and not trainer.offload_reference
