@@ -223,6 +223,26 @@ def test_a_file_that_others_override_is_reported_with_them() -> None:
 
 
 @pytest.mark.parametrize(
+    ("texts", "overridden_by"),
+    [
+        (("{ t: { x: 1, y: 2 } }", "{ t: { x: 3, y: 2 } }", "{ t+: { z: 5 } }"), "1.jsonnet"),
+        (("{ t: { x: 1 } }", "{ t+: { x: 2 } }", "{ u: 1 }", "{ t: { z: 5 } }"), "1.jsonnet and 3.jsonnet"),
+        # The last file can't be evaluated without the one before it.
+        (("{ x: 1 }", "{ x: 2, y: 3 }", "{ x: $.y }"), "1.jsonnet and 2.jsonnet"),
+        (("{ x: 1 }", "{ x: 2, y: 3 }", "{ z: $.y }"), "1.jsonnet"),
+    ],
+)
+def test_only_files_that_override_something_are_named(texts: tuple[str, ...], overridden_by: str) -> None:
+    (note,) = [note for note in notes_on_stack(*texts) if note.startswith("0.jsonnet")]
+    assert f"is overridden by {overridden_by}: put it after" in note
+
+
+def test_a_file_that_only_takes_keys_away_is_reported_with_their_object() -> None:
+    (note,) = notes_on_stack(EXPERIMENT, "{ credit: { type: 'a' } }", "{ credit: { type: 'c' } }")
+    assert "all that it sets (credit) is overridden by 2.jsonnet" in note
+
+
+@pytest.mark.parametrize(
     "texts",
     [
         (EXPERIMENT, "{ trainer+: { rate: 2 } }"),
