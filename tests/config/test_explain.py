@@ -154,6 +154,17 @@ def test_imports_in_comments_and_texts_do_not_count() -> None:
     assert lexer.imported_names(comments + texts) == ["e"]
 
 
+@pytest.mark.parametrize(
+    "literal",
+    [r"""'\\"'""", r'''"a\\'\n"''', r"""'\\\"'""", r'''"\\\'"''', r'''"\"\'\n\u0041"''', r"""'it\'s "A"'"""],
+)
+def test_a_string_literal_has_the_value_that_jsonnet_gives_it(literal: str) -> None:
+    write(literal=f"{{ value: {literal} }}")
+    value = load(["literal.jsonnet"], environ={}).data["value"]
+    (token,) = lexer.split_tokens(literal)
+    assert token.value == value
+
+
 @given(st.text(alphabet="{}'\"|/*#@\\:+ \nab,", max_size=60))
 def test_any_text_can_be_searched(text: str) -> None:
     lexer.imported_names(text)
