@@ -302,6 +302,18 @@ def test_an_option_that_the_command_sets_itself_is_refused(option: str) -> None:
         SlurmJobs(options=(option,))
 
 
+@pytest.mark.parametrize(
+    "option", ["--arr=0", "--job x", "--outp=x", "--pars", "--hol --job-name=x", "--excl=user --array=0"]
+)
+def test_an_abbreviated_option_is_read_as_sbatch_reads_it(option: str) -> None:
+    with pytest.raises(ValueError, match="are set by this command"):
+        SlurmJobs(options=(option,))
+
+
+def test_abbreviated_options_that_the_command_does_not_set_are_accepted() -> None:
+    SlurmJobs(options=("--part=gpu", "--nod=2", "--hol", "--acc x"))
+
+
 def test_the_cluster_of_an_option_of_two_words_is_named_to_all_commands(commands: Commands) -> None:
     jobs = commands.jobs('--comment="for us"', "-M east")
     jobs.alive()

@@ -349,9 +349,13 @@ def test_continuations_that_nobody_could_grade_do_not_count_and_are_reported() -
 
 def test_answers_to_a_prompt_without_a_value_are_left_out_and_counted() -> None:
     everyone, pool = all_answers(), PoolWithoutSomeGrades(problem="train/0")
-    episodes, metrics = mdp.assign_credit(MonteCarlo(samples=4), everyone, grader=pool)
+    messages: list[str] = []
+    episodes, metrics = mdp.assign_credit(MonteCarlo(samples=4), everyone, grader=pool, say=messages.append)
     assert {episode.group for episode in episodes} == {"train/1"}
     assert metrics["credit/unvalued"] == len(everyone) / 2
+    (message,) = messages
+    left_out = len(everyone) // 2
+    assert f"{left_out} answers are left out, since their prompt has no value" in message
     # With siblings_count_into_prompt_value, the rewards of the siblings give the prompt a value.
     credit = MonteCarlo(samples=4, siblings_count_into_prompt_value=True)
     episodes, metrics = mdp.assign_credit(credit, everyone, grader=pool)

@@ -39,7 +39,7 @@ from tests.support.turns import (
 from tests.support.unruly_environment import Unruly
 from treetune.config.build import build
 from treetune.credit.episodes import make_episode
-from treetune.domains.conversation import unpack_snapshot
+from treetune.domains.conversation import Conversation, TurnLimits, unpack_snapshot
 from treetune.domains.environments.base import Environment, Turn
 from treetune.domains.environments.pool import EnvironmentPool, TurnJournal
 from treetune.domains.mixture import Domain, Mixture
@@ -51,7 +51,7 @@ from treetune.rollouts.storage import read_trajectories, write_trajectories
 from treetune.tasks.base import Task
 from treetune.tasks.graders.base import Grader, Isolation
 from treetune.tasks.graders.final_answer import FinalAnswer
-from treetune.vocabulary import Grade, Problem, Trajectory, concatenate
+from treetune.vocabulary import Grade, Problem, Segment, Trajectory, concatenate, token_array
 
 Sampled = Callable[..., list[Trajectory]]
 
@@ -347,6 +347,17 @@ def test_the_format_of_observations_is_a_setting(sample_answers: Sampled) -> Non
         observations = {decode(segment.token_ids) for segment in injected}
         assert observations and observations <= {"x+y", "x-y"}
     assert replace(rollout(), observation_format=None).frame(CODEC)("+") == "\n+\n"
+
+
+def test_a_failure_while_turns_are_replayed_leaves_out_the_events_of_the_replayed_turns() -> None:
+    limits = TurnLimits(turn_tokens=3, max_turns=9, observation_characters=1, stop=())
+    conversation = Conversation(CODEC, lambda text: text, limits, token_array(turns.encode("?")), budget=30)
+    texts_with_origins = (("a", "sampled"), ("+", "injected"), ("b", "sampled"))
+    segments = [Segment(turns.encode(text), origin=origin) for text, origin in texts_with_origins]
+    # The observation is cut after its first character.
+    conversation.replay(segments, [Turn(observation="++"), Turn(outcome="error")])
+    assert conversation.outcome == "unavailable" and conversation.segments == segments
+    assert conversation.events.total() == 0
 
 
 def test_turns_that_are_replayed_share_the_deadline_of_one_turn(environments: EnvironmentPool) -> None:

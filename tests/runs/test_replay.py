@@ -12,10 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.small_run import sampled_requests, small, train
+from tests.support.small_run import TRAINER, sampled_requests, small, train
 from treetune.credit.grpo import Group
+from treetune.credit.no_credit import NoCredit
 from treetune.credit.vineppo import MonteCarlo
 from treetune.lab.analyzers.replay import describe_result, replay
+from treetune.models.lora import Lora
+from treetune.objectives.mle import MaximumLikelihood
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.rollouts.selection import CorrectOnly
 from treetune.rollouts.single_turn import SingleTurn
@@ -24,6 +27,7 @@ from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.store.checksums import read_record, write_record
 from treetune.store.timeline import read_timeline
+from treetune.trainer.base import Trainer
 
 PLAIN = {"type": "policy_iteration", "trainer": {"seed": 1}}
 
@@ -150,6 +154,31 @@ def test_what_cannot_be_replayed_is_told(run: tuple[PolicyIteration, ExperimentD
         replayed(run, 3)
     with pytest.raises(ValueError, match=r"CorrectOnly\) keeps no episode"):
         replayed(run, 1, selection=CorrectOnly())
+
+
+@pytest.mark.parametrize("is_state_deleted", [False, True])
+def test_an_iteration_that_restarts_has_the_metrics_of_the_policy_that_sampled_it(
+    is_state_deleted: bool, tmp_path: Path
+) -> None:
+    trainer = Trainer(objective=MaximumLikelihood(), learning_rate=1e-2)
+    config = small(tmp_path, restart="every_iteration", credit=NoCredit(), trainer=trainer)
+    directory = train(config)
+    if is_state_deleted:
+        shutil.rmtree(directory.checkpoint_folder(1) / "trainer")
+    recorded = read_record(directory.iteration_folder(1) / "metrics.json", "")
+    result = replayed((config, directory), 2)["own"]
+    assert result["metrics"]["train/kl"] == pytest.approx(recorded["train/kl"], rel=1e-5)
+    assert recorded["train/kl"] > 0
+    assert (result["same_as_run"], result["unlike_record"]) == (True, [])
+
+
+def test_adapters_whose_training_state_was_deleted_are_replayed_only_exactly(tmp_path: Path) -> None:
+    config = small(tmp_path, trainer=replace(TRAINER, lora=Lora(rank=2)))
+    directory = train(config)
+    shutil.rmtree(directory.checkpoint_folder(1) / "trainer")
+    with pytest.raises(ValueError, match=r"after iteration 1 was deleted.*merged.*--exact"):
+        replayed((config, directory), 2)
+    assert replayed((config, directory), 2, exact=True)["own"]["same_as_run"] is True
 
 
 def test_signals_lie_beside_the_episodes_and_come_out_the_same_when_trained_again(tmp_path: Path) -> None:

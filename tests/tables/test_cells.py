@@ -20,7 +20,7 @@ import pytest
 from tests.tables import fabricated
 from tests.tables.plans import ACCOUNT, ROWS, config, finish, plan_of
 from tests.view.report.page import Page
-from treetune.tables.columns import MeasuredColumn, Panel, Speedup
+from treetune.tables.columns import Area, MeasuredColumn, Panel, Reach, Speedup
 from treetune.tables.curves import curves_json, make_column_curves, make_panel_curves, panel_notes
 from treetune.tables.figures import draw_curves, draw_panels, draw_table
 from treetune.tables.launch import Launcher, launch_lines, slurm_script
@@ -228,6 +228,22 @@ def test_the_evaluation_of_a_panel_is_measured_at_every_checkpoint_of_a_row(tmp_
     table = plan_of(tmp_path, panels=PANELS).table
     assert _measurements_of(table, "ppo") == (("test",), ("validation",), ())
     assert _measurements_of(plan_of(tmp_path).table, "ppo") == (("test",), (), ())
+
+
+@pytest.mark.parametrize(
+    "quantity",
+    [
+        {"speedup": Speedup(of="PPO", over="steps")},
+        {"area": Area(over="steps", upto=12)},
+        {"reach": Reach(accuracy=0.5, over="steps")},
+    ],
+)
+def test_a_curve_of_which_a_number_is_computed_is_measured_at_every_checkpoint(
+    quantity: dict[str, Any], tmp_path: Path
+) -> None:
+    columns = (MeasuredColumn(name="number", curve="validation", **quantity),)
+    plan = plan_of(tmp_path, rows=ROWS, columns=columns)
+    assert _measurements_of(plan.table, "ppo") == ((), ("validation",), ())
 
 
 def test_launch_lines_are_in_order_and_have_the_environment_of_each_run(tmp_path: Path) -> None:

@@ -84,6 +84,22 @@ def test_a_wrong_configuration_costs_only_its_own_row(tmp_path: Path) -> None:
     assert "did you mean" in cells(tmp_path)["GRPO"]["absent"]["1"]
 
 
+def test_a_wrong_configuration_is_reported_even_if_a_needed_run_has_failed(
+    tmp_path: Path, set_behaviours: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_behaviours(sft="fail")
+    broken = table(tmp_path, seeds=(1,)).experiments | {
+        "grpo": TableExperiment(configs=("configs/quickstart/grpoo.jsonnet",), needs=("sft",))
+    }
+    assert reproduce(table(tmp_path, seeds=(1,), experiments=broken), show, FAKE) == 1
+    announced = capsys.readouterr().out
+    assert "ppo, seed 1: skipped, because it needs sft" in announced
+    assert "grpo, seed 1: wrong, " in announced and "did you mean" in announced
+    cells_by_row = cells(tmp_path)
+    assert cells_by_row["PPO"]["absent"] == {"1": "skipped, because it needs sft (failed)"}
+    assert "did you mean" in cells_by_row["GRPO"]["absent"]["1"]
+
+
 def test_a_set_that_training_left_unmeasured_is_evaluated(
     tmp_path: Path, set_behaviours: Callable[..., None]
 ) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 import pytest
 from hypothesis import example, given
@@ -81,6 +82,15 @@ def test_where_a_newline_ends_a_step_no_later_text_changes_a_boundary(text: str)
 def test_a_line_may_end_with_its_newline_and_the_answer_is_then_a_step() -> None:
     text = "\n\nOne.\n\nTwo.\n#### 6\n"
     assert steps(Lines(newline="ends"), text) == ["\n\nOne.\n", "\nTwo.\n", "#### 6\n"]
+
+
+@pytest.mark.parametrize(
+    ("newline", "last_steps"), [("begins", ["\nTwo.\n\n \n"]), ("ends", ["Two.\n", "\n \n"])]
+)
+def test_blank_lines_at_the_end_are_a_step_of_their_own_only_where_a_newline_ends_a_step(
+    newline: Literal["begins", "ends"], last_steps: list[str]
+) -> None:
+    assert steps(Lines(newline=newline), "One.\nTwo.\n\n \n")[1:] == last_steps
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,8 @@ def test_channels_of_gpt_oss_are_thoughts_with_and_without_their_tokens() -> Non
         "The answer is 8.",
         "I write between `<think>` and `</think>`. It is 8.",
         'The tag "</think>" ends a thought. It is 8.',
+        "The tag “</think>” ends a thought. It is 8.",
+        "The tag „</think>“ ends a thought. It is 8.",
         "First, <think> is a tag that I never use. It is 8.",
         "",
     ],

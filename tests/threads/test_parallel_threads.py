@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,12 +23,15 @@ from tests.support.columns import plain
 from tests.support.scripted_engine import Script, ScriptedEngine
 from tests.support.threads import CODEC, TAG_IDS, context, decode, encode
 from tests.support.trees import answered
+from treetune.domains.mixture import Domain, Mixture
 from treetune.engine.base import Engine
 from treetune.engine.journal import JournaledEngine
 from treetune.engine.requests import Request
+from treetune.models.sources import TinyModel
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.storage import read_trajectories, write_trajectories
+from treetune.tasks.multiplication import Multiplication
 from treetune.threads.fork_join import EVENTS
 from treetune.threads.format import text_segments
 from treetune.threads.numbers import count_threads
@@ -371,3 +375,14 @@ def test_threads_are_read_back_as_they_were_written(tmp_path: Path) -> None:
     assert [segment.seconds for segment in read_trajectory.segments] == [
         segment.seconds for segment in trajectory.segments
     ]
+
+
+def test_stop_strings_of_a_mixtures_domains_are_reported_since_they_end_no_answer_with_threads() -> None:
+    domains = {"sums": Domain(task=Multiplication(), stop=("#",)), "others": Domain(task=Multiplication())}
+    model = TinyModel(alphabet="0123456789")
+    experiment = SimpleNamespace(task=Mixture(domains=domains), model=model, context_length=4096)
+    (finding,) = [finding for finding in rollout().check(experiment) if finding.level == "warning"]
+    assert "['#']" in finding.what
+    assert finding.key == "$.task.domains"
+    sequential = rollout(parallel=False)  # samples in one go, with the domain's stop strings
+    assert not [finding for finding in sequential.check(experiment) if finding.level == "warning"]

@@ -108,14 +108,23 @@ def test_events_are_evaluations_restarts_signs_and_resumes(store: Store, folder:
 
     events = [(event.x, event.kind, event.text) for event in events_of(experiment)]
     assert [(x, kind) for x, kind, _ in events] == [
-        (2, "restart"), (2, "resume"), (3, "resume"), (3, "sign"), (4, "evaluation"), (4, "sign")
+        (2, "restart"), (2, "resume"), (3, "restart"), (3, "resume"), (3, "sign"), (4, "evaluation"),
+        (4, "sign"),
     ]  # fmt: skip
-    assert events[3][2] == "kl begins: it is above 9; lower the learning rate"
-    assert events[2][2] == "continued with changes: iterations was 4 and is 9"
-    assert events[5][2] == "kl ends"
+    assert events[4][2] == "kl begins: it is above 9; lower the learning rate"
+    assert events[3][2] == "continued with changes: iterations was 4 and is 9"
+    assert events[6][2] == "kl ends"
     several = events_of_several({"a": experiment, "b": experiment})
     assert len(several) == 2 * (len(events) - 1) and "evaluation" not in {event.kind for event in several}
     assert several[0].text == "a: the engine was started again"
+
+
+def test_iterations_without_a_sign_neither_begin_nor_end_it(store: Store, folder: Path) -> None:
+    run = begin_run(folder / "run", planned=9)
+    for iteration, sign in enumerate([1.0, None, None, 1.0, None, 0.0, None, 0.0]):
+        record_iteration(run, iteration, **({} if sign is None else {"diagnostics/kl": sign}))
+    events = events_of(store.experiment(store.run("run")))
+    assert [(event.x, event.text) for event in events] == [(1, "kl begins"), (6, "kl ends")]
 
 
 def test_a_resume_names_the_software_the_inputs_or_the_code_that_changed(store: Store, folder: Path) -> None:

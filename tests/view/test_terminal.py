@@ -116,7 +116,7 @@ def test_the_chosen_experiment_stays_chosen_when_another_comes(tmp_path: Path) -
     begin_run(tmp_path / "a")
     assert re.search(r"› c ", text_of(shown, frame=True))
     shown.press("open")
-    assert shown.open is not None and shown.open.name == "c"
+    assert shown.open_run is not None and shown.open_run.name == "c"
 
 
 def test_control_characters_and_markup_of_a_model_are_shown_as_text(tmp_path: Path) -> None:

@@ -199,14 +199,16 @@ def evaluate_configuration(options: Options) -> Config:
 
     configs = files_of(options)
     config = load(configs, options.override or ())
-    family = root_family(config)
+    # The class that the whole configuration chooses by its `type`, such as a class of experiments or tables.
     type_name = config.data.get("type")
-    part = family.parts_by_name().get(type_name) if isinstance(type_name, str) else None
-    if part is None:
+    parts = root_family(config).parts_by_name()
+    root_class = parts.get(type_name) if isinstance(type_name, str) else None
+    if root_class is None:
         return config
-    # Evaluates again without the keys that this kind of root doesn't have. A table has no seed, for example:
-    # APP_SEED is for its experiments.
-    environment_keys = [key for key in ENVIRONMENT_KEYS if key in keys_of(part)]
+    # `load` has set keys from environment variables, such as `seed` from APP_SEED. The class may not have all
+    # of these keys: a table has no seed, since APP_SEED is for its experiments. So the configuration is then
+    # evaluated again with only the environment's keys that the class has.
+    environment_keys = [key for key in ENVIRONMENT_KEYS if key in keys_of(root_class)]
     if len(environment_keys) == len(ENVIRONMENT_KEYS):
         return config
     return load(configs, options.override or (), environment_keys=environment_keys)

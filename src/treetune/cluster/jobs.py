@@ -280,7 +280,10 @@ class SlurmJobs(Jobs):
         for option in self.options:
             # Parsed as sbatch reads it from a script, where a line may have several options.
             options, _ = slurm.split_arguments(slurm.arguments_in_script(f"#SBATCH {option}"))
-            if not option.startswith("-") or any(name in reserved_options for name, _ in options):
+            is_reserved = any(
+                slurm.is_option(name, reserved) for name, _ in options for reserved in reserved_options
+            )
+            if not option.startswith("-") or is_reserved:
                 raise ValueError(
                     f"options has {option!r}: give each as one string such as '--partition=gpu'; --array,"
                     " --output, --job-name and --parsable are set by this command"

@@ -240,10 +240,21 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[tuple[str, str]], st
                 options.append((name, ""))
                 name, value = f"-{value[0]}", value[1:]
             has_value = bool(value)
-        if not has_value and name not in _OPTIONS_WITHOUT_VALUE:
+        is_switch = any(is_option(name, switch) for switch in _OPTIONS_WITHOUT_VALUE)
+        if not has_value and not is_switch:
             value = next(words, "")
         options.append((name, value))
     return options, None
+
+
+def is_option(name: str, option: str) -> bool:
+    """Returns whether sbatch reads `name` as `option`, such as ``-J`` or ``--job-name``.
+
+    sbatch also accepts the beginning of a long option: ``--job``. It refuses a beginning that several options
+    have.
+    """
+    is_beginning = len(name) > len("--") and option.startswith(name)
+    return name == option or is_beginning
 
 
 def arguments_in_script(text: str) -> list[str]:
@@ -276,12 +287,10 @@ def _value_of_option(arguments: Sequence[str], short: str, long: str, variables:
 
 def _last_value(options: Sequence[tuple[str, str]], short: str, long: str) -> str | None:
     """Returns the value of an option; None if it isn't among `options`. If it is there several times, the
-    last value counts, as for sbatch. sbatch also accepts the beginning of a long name: ``--job`` for
-    ``--job-name``."""
+    last value counts, as for sbatch."""
     value = None
     for name, value_of_name in options:
-        is_beginning = len(name) > len("--") and long.startswith(name)
-        if name == short or is_beginning:
+        if is_option(name, short) or is_option(name, long):
             value = value_of_name
     return value
 

@@ -182,9 +182,10 @@ class Explanation:
         setter = self._text_that_sets(layer, key)  # the file, or a library that the file calls
         # A setting in a library also names the file that calls the library.
         caller = None if setter is layer else layer.name
-        has_lines = setter.path is not None  # variables and overrides have no path, and no lines
-        line = lexer.field_line(setter.text, key) if key and has_lines else None
-        if key:  # the empty key is the whole configuration
+        line = None
+        if key:  # the empty key is the whole configuration, which isn't set on a line
+            if setter.path is not None:  # variables and overrides have no path, and no lines
+                line = lexer.field_line(setter.text, key)
             names = self._keys_of_object(layer, key[:-1])
             if names is None:
                 # The object depends on other files. Only the text shows whether this file sets the key.
@@ -201,7 +202,8 @@ class Explanation:
     def _text_that_sets(self, layer: Layer, key: KeyPath) -> Layer:
         """Returns the text that mentions the key: the file, or else the first library with a mention.
 
-        The libraries are those that the file calls. If no text mentions the key, the file is returned.
+        The libraries are those that the file calls. If no text mentions the key, the file is returned. It is
+        also returned for the empty key, which is the whole configuration.
         """
         if key and not lexer.mentions(layer.text, key[-1]):
             for library in self._libraries(layer):
@@ -231,6 +233,7 @@ class Explanation:
         file_object = self._object_of_file(layer)
         if file_object is MISSING_VALUE:
             # Jsonnet is lazy. So this object may be evaluated even if another part of the file fails.
+            # Only the file's whole object, whose prefix is empty, has no parent.
             parent_names = self._keys_of_object(layer, prefix[:-1]) if prefix else None
             if parent_names is not None and prefix[-1] not in parent_names:
                 return []  # the file has nothing at `prefix`

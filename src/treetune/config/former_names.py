@@ -75,10 +75,10 @@ FORMER_ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
 
 
 def refuse_former_names(family: type, part: type) -> None:
-    """Raises TypeError if a part's class defines a name that its family had in an earlier version, such as
-    `made` of the family Task.
+    """Raises TypeError if a part's class defines a method or attribute that its family had in an earlier
+    version, such as the method `made` of the family Task.
 
-    A name is allowed if a base class below the family defines it. Example: `MixedTask`, which is below Task,
+    It is allowed if a base class below the family defines it. Example: `MixedTask`, which is below Task,
     still has `of`, so its sub-classes may override `of`.
     """
     between = part.__mro__[1 : part.__mro__.index(family)]  # the base classes below the family

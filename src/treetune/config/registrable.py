@@ -47,8 +47,9 @@ class Registrable(Part):
             cls._parts = {}
             cls.root = root
             return
-        # A user's class is refused if it has a name that is no longer used. The package's own classes may
-        # have such names: `MixedTask` has the method `of`, which every task could have in earlier versions.
+        # A user's class is refused if it defines a method or attribute that only earlier versions used. The
+        # package's own classes aren't checked: `MixedTask`, for example, has the method `of`, which every
+        # task could have in earlier versions.
         package_of_class, package_of_registry = cls.__module__.split(".")[0], __name__.split(".")[0]
         if package_of_class != package_of_registry:
             for base in cls.__mro__:

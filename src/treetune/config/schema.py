@@ -222,7 +222,7 @@ def describe_type(annotation: Any) -> str:
     """Returns a type in words, with its constraints: "a whole number greater than 0 or null"."""
     annotation, constraints = split_constraints(annotation)
     bounds = " and ".join(filter(None, map(_describe_bounds, constraints)))
-    description = _describe_type(annotation)
+    description = _describe_unconstrained_type(annotation)
     if not bounds:
         return description
     # Bounds of a list come before its items: "a list of length at least 1 of strings".
@@ -234,7 +234,7 @@ def describe_type(annotation: Any) -> str:
     return f"{beginning} {bounds}{description.removeprefix(beginning)}"
 
 
-def _describe_type(annotation: Any) -> str:
+def _describe_unconstrained_type(annotation: Any) -> str:
     """Returns a type in words, without its constraints: "a whole number", "a list of strings"."""
     if annotation in _DESCRIPTIONS:
         return _DESCRIPTIONS[annotation]

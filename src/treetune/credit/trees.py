@@ -109,7 +109,7 @@ class TreeCredit(Credit):
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         episodes: list[Episode] = []
         for tree in trees:
-            episodes += self._make_episodes(context, tree)
+            episodes += self._make_training_rows(context, tree)
         return episodes, advantage_metrics(context, episodes)
 
     def __post_init__(self) -> None:
@@ -119,7 +119,7 @@ class TreeCredit(Credit):
                 f" weight is {self.weight!r}, which trains these once: set weight to 'each'"
             )
 
-    def _make_episodes(self, context: RolloutContext, tree: Tree) -> list[Episode]:
+    def _make_training_rows(self, context: RolloutContext, tree: Tree) -> list[Episode]:
         """Returns the training rows of a tree's answers.
 
         A node holds the tokens from one branching to the next. A step of a row is a node, or a turn within a
@@ -234,7 +234,7 @@ def _steps_of_nodes(answer: Trajectory, lengths: Sequence[int]) -> list[_Step]:
     return steps
 
 
-def _mean(values: Sequence[float], weights: Sequence[float] | None = None) -> float:
+def _mean_or_equal_value(values: Sequence[float], weights: Sequence[float] | None = None) -> float:
     """Returns the mean. If all values are equal, it is exactly their value, without a rounding error: equal
     rewards then give advantages of exactly 0."""
     return values[0] if len(set(values)) == 1 else mean(values, weights)
@@ -252,7 +252,7 @@ def branch_values(sharing: Sharing, rewards: Sequence[float]) -> dict[int, float
             answer = answers_below[node][0]  # a node without children is the end of one answer
             values[node] = rewards[answer]
         else:
-            values[node] = _mean([values[child] for child in children])
+            values[node] = _mean_or_equal_value([values[child] for child in children])
     return values
 
 
@@ -260,8 +260,8 @@ def leaf_values(sharing: Sharing, rewards: Sequence[float]) -> dict[int, float]:
     """Returns the mean reward of all answers below the prompt and each node."""
     values: dict[int, float] = {}
     for node, answers in sharing.leaves_below.items():
-        values[node] = _mean([rewards[answer] for answer in answers])
-    values[ROOT] = _mean(rewards)
+        values[node] = _mean_or_equal_value([rewards[answer] for answer in answers])
+    values[ROOT] = _mean_or_equal_value(rewards)
     return values
 
 
@@ -290,7 +290,7 @@ def _leave_one_out(
                 if prior and parent in baselines:  # the parent's baseline counts as `prior` siblings
                     others.append(baselines[parent])
                     weights.append(prior)
-                baselines[node] = _mean(others, weights)
+                baselines[node] = _mean_or_equal_value(others, weights)
             elif parent in baselines:
                 baselines[node] = baselines[parent]
             else:

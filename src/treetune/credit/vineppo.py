@@ -92,7 +92,8 @@ def step_advantages(
         values: V before each step; None where V is not known. The first must be known.
         reward: The answer's reward.
         baselines: b before each step, and None where `values` has None. An estimator gives them if it
-            compares a step with another number than the value (`Value.baseline`). Without them, b is V.
+            compares a step with another number than the value, such as the mean reward of the other answers
+            (`Value.baseline`). Without them, b is V.
         lam: λ. In place of V_{i+1}, the step gets the λ-return G_i = (1 − λ) V_{i+1} + λ G_{i+1}, where G of
             the last step is the reward (Sutton and Barto, "Reinforcement learning", 2018, section 12.1).
     """
@@ -145,8 +146,8 @@ class MonteCarlo(ContinuingCredit):
 
     Continuations that could not be graded don't count. A state without graded continuations is left out: the
     steps before and after it are credited as one, which is coarser and still unbiased. Answers whose prompt
-    has no value are left out. ``credit/value_unavailable`` counts continuations that could not be graded,
-    ``credit/value_unknown`` states without a value, ``credit/unvalued`` answers that are left out.
+    has no value are left out, and ``credit/unvalued`` counts them. If some continuations could not be graded,
+    ``credit/value_unavailable`` counts them, and ``credit/value_unknown`` the states without a value.
     """
 
     samples: Annotated[int, Gt(0)] = 9
@@ -163,8 +164,9 @@ class MonteCarlo(ContinuingCredit):
     gradient stays unbiased. With ``no_advantage`` (VinePPO's published code), every state after the last
     estimated one is worth the observed reward. The step from the last estimated state is then credited with
     the reward minus the value of this state, and each later step with 0: **biased** by all that the policy
-    could learn from the later steps. On the tests' language, whose answers have three steps, the gradient is
-    off by 8 % of its norm with two states and by 28 % with one, and by more where late steps decide."""
+    could learn from the later steps. In the small language of this project's tests, in which the exact
+    gradient can be computed and answers have three steps, the gradient is off by 8 % of its norm with two
+    states and by 28 % with one, and by more where late steps decide."""
     siblings_count_into_prompt_value: bool = False
     """Whether the rewards of the other answers to the problem count as rewards of the prompt's continuations.
     An answer's own reward is left out, so the estimate is independent of the answer and the gradient stays
@@ -178,21 +180,24 @@ class MonteCarlo(ContinuingCredit):
     lam: Annotated[float, Ge(0), Le(1)] = 0.0
     """λ, the weight of what the answer itself earned after the next state. With 0, the advantage of a step is
     the value after it minus the value before it: VinePPO. With 1, it is the answer's own reward minus the
-    value before the step; with states `turns` this is C3's replay (arXiv:2603.06859), in which the answer's
-    turn is compared with `samples` alternatives to it in the same context, leaving out the turn itself. The
-    gradient stays unbiased if the values are. A larger λ makes advantages noisier, unless the values after a
-    step are very noisy."""
+    value before the step. With the states `turns` and λ = 1, this is C3's replay (arXiv:2603.06859): the
+    answer's turn is compared with `samples` other turns that are sampled in the same context, and doesn't
+    count in their mean. The gradient stays unbiased if the values are. A larger λ makes advantages noisier,
+    unless the values after a step are very noisy."""
     pipelined: bool = True
-    """When continuations are requested. True: as soon as their answer is graded, with a lower priority than
-    all requests for answers; this applies only to the continuations that `values` wants whatever the other
-    answers are. False: when all answers are sampled. The samples and the numbers are the same either way,
-    since credit continues every graded answer: also one that a selection leaves out later, or whose group
-    ``until_mixed`` counts as dropped."""
+    """When continuations are requested. False: when all answers are sampled. True: as soon as their answer is
+    graded, during the rollout, with a lower priority than all requests for answers. Some continuations are
+    requested later nevertheless: those whose number depends on other answers, those of trees, and those of
+    turns and threads if a grader uses services such as a judge. The samples and the numbers are the same
+    either way, since credit continues every graded answer: also one that a selection leaves out later, or
+    whose group ``until_mixed`` counts as dropped."""
 
     @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         sampling = self._sampling_of_continuations(context)
         valuation = Valuation(context, trees, self.states, sampling, self.samples, self.max_states)
+        # The estimator samples continuations of the states, and returns each state's value, answer by answer.
+        # Continuations that were begun during the rollout are not sampled again.
         values = self.values.values(valuation)
         _check_values(self.values, valuation, values)
         episodes = []
@@ -202,7 +207,7 @@ class MonteCarlo(ContinuingCredit):
                 step_values[0] = self._prompt_value(valuation, answer)
             if step_values[0] is None:
                 continue  # the prompt has no value: there is nothing to compare the other values with
-            episodes.append(self._make_episode(context, valuation, answer, step_values))
+            episodes.append(self._make_training_row(context, valuation, answer, step_values))
         metrics = _value_metrics(valuation.all_estimates) | advantage_metrics(context, episodes)
         unvalued_answers = len(answers_of(trees)) - len(episodes)
         metrics_of_ungraded = _report_ungraded(context, valuation.all_estimates, unvalued_answers)
@@ -213,14 +218,14 @@ class MonteCarlo(ContinuingCredit):
         prompt = answer.states[0].state
         rewards_of_continuations = valuation.estimates[prompt].rewards
         # `rewards_below` takes the other answers that share at least `length` response tokens with this one.
-        # For the prompt, `length` is 0, so all of them do. They needn't be compared: 0 stands for the number
-        # of tokens that two answers share.
-        answers = len(answer.tree.leaves)
-        shared_tokens = [[0] * answers for _ in range(answers)]
+        # For the prompt, `length` is 0, and any two answers share at least 0 tokens. So the answers aren't
+        # compared, and all numbers of shared tokens are set to 0.
+        answer_count = len(answer.tree.leaves)
+        shared_tokens = [[0] * answer_count for _ in range(answer_count)]
         rewards_of_siblings = rewards_below(answer.tree, shared_tokens, answer.leaf, length=0)
         return value_of_rewards([*rewards_of_continuations, *rewards_of_siblings])
 
-    def _make_episode(
+    def _make_training_row(
         self,
         context: RolloutContext,
         valuation: Valuation,
@@ -250,22 +255,22 @@ class MonteCarlo(ContinuingCredit):
             baselines += [trajectory.reward] * states_behind
             errors += [0.0] * states_behind
         else:
-            # The steps that begin at these states have no value before them. `step_advantages` credits them
-            # as one step, together with the step that begins at the last state with a value.
+            # These states have no value. `step_advantages` therefore credits all steps after the last state
+            # with a value as one step.
             values += [None] * states_behind
             baselines += [None] * states_behind
             errors += [math.inf] * states_behind
         advantages = step_advantages(values, trajectory.reward, baselines, self.lam)
 
-        # Steps that are credited as one all have the value before the first of them.
+        # If several steps are credited as one, each of them gets the value before the first of them.
         values_of_steps: list[float] = []
         for value in values:
             values_of_steps.append(values_of_steps[-1] if value is None else value)
         # The steps of the training row. They may be more than the answer has states: with threads, for
         # example, an injected segment is a step of the row.
         steps = self.states.step_rows(trajectory, advantages, values_of_steps, errors)
-        cut_into_steps = replace(trajectory, step_ends=steps.ends)
-        episode = make_episode(context, cut_into_steps, steps.advantages, steps.values, steps.errors)
+        trajectory_with_steps = replace(trajectory, step_ends=steps.ends)
+        episode = make_episode(context, trajectory_with_steps, steps.advantages, steps.values, steps.errors)
         if answer.tree.has_forks:
             # A token that several answers share was sampled once, and is trained in the first of them.
             episode = sharing_of(answer.tree).train_tokens_once(answer.leaf, episode)
@@ -387,7 +392,8 @@ class MonteCarlo(ContinuingCredit):
     def early_continuations(self, context: RolloutContext) -> EarlyContinuations | None:
         """Returns what is continued while other answers are still sampled; None if nothing is."""
         # `first_states(n)` returns which of an answer's n states are continued whatever the other answers
-        # are. It returns none, for any n, if the estimator has to see all answers first.
+        # are. If these are none of a single state, they are none of any number: the estimator has to see all
+        # answers first.
         needs_all_answers = not self.values.first_states(1)
         if not self.pipelined or needs_all_answers or not self.states.begins_early(context):
             return None
@@ -481,11 +487,10 @@ def _report_ungraded(
         return {"credit/unvalued": float(left_out)}
     total = sum(len(estimate.all_rewards) for estimate in estimates)
     unknown_states = sum(not estimate.rewards for estimate in estimates)
-    # "Left out with their prompt's": an answer is left out if its prompt is among the states without a value.
     context.log.say(
         f"iteration {context.iteration + 1}: {ungraded} of {total} continuations could not be graded and"
         f" don't count; {unknown_states} of {len(estimates)} states have no value, and {left_out} answers are"
-        " left out with their prompt's"
+        " left out, since their prompt has no value"
     )
     return {
         "credit/value_unavailable": float(ungraded),

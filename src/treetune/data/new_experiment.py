@@ -282,7 +282,7 @@ def _note_on_large_model(options: Options) -> Iterator[str]:
     """Yields a note if a large model is to be trained on a CPU."""
     if options.hardware == "gpu" or options.model == "tiny":
         return
-    weights = _number_of_weights(_hub_name_or_path(options.model))
+    weights = _count_weights(_hub_name_or_path(options.model))
     if weights is not None and weights >= SLOW_ON_A_CPU:
         yield (
             f"note: --hardware is {options.hardware}, and {options.model} has {weights / 1e9:.1f} billion"
@@ -291,7 +291,7 @@ def _note_on_large_model(options: Options) -> Iterator[str]:
         )
 
 
-def _number_of_weights(name: str) -> float | None:
+def _count_weights(name: str) -> float | None:
     """Returns the number of a model's weights, from its config.json or from its name. Returns None if neither
     tells it."""
     from treetune.models.pretrained import PretrainedModel
@@ -602,7 +602,7 @@ def _training_amount(kind: ExperimentKind, rows: int, is_small: bool) -> Trainin
             samples=8,
             rate="1e-3" if is_small else "1e-6",
             warmup=10,
-            minibatch=min(64, 8 * problems),
+            minibatch=min(64, 8 * problems),  # at most all samples of an iteration
             epochs=3,
             evaluate_every=1,
             checkpoint_every=1,

@@ -337,9 +337,13 @@ def _check_outline(item: object, outline_name: str, known_text: str, thread: str
         raise Unreadable(f"{outline_name} holds a tag")
     if len(text) > MOST_CHARACTERS_OF_OUTLINE or count_sentences(text) > MOST_SENTENCES_OF_OUTLINE:
         raise Unreadable(f"{outline_name} is longer than {MOST_SENTENCES_OF_OUTLINE} short sentences")
-    if leaked := find_results(text, known_text, thread, count):
+    # An outline comes before its thread, and must not name a number that only the thread finds. In the
+    # message, "there" means in the thread.
+    numbers_of_thread = find_results(text, known_text, thread, count)
+    if numbers_of_thread:
         raise Unreadable(
-            f"{outline_name} names {', '.join(leaked)}, which is only found there: it gives away a result"
+            f"{outline_name} names {', '.join(numbers_of_thread)}, which is only found there: it gives away a"
+            " result"
         )
     return text
 

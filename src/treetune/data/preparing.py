@@ -216,8 +216,8 @@ class _Stages:
                         file.write(json.dumps([location, split, row]) + "\n")
             record = {"id": identity, "kept": kept_count, "left_out": left_out}
             write_json(self._folder / "read.json", record)
-        self._kept = record["kept"]
-        self.total = self._kept + len(record["left_out"])
+        self._kept_count = record["kept"]
+        self.total = self._kept_count + len(record["left_out"])
         rows_before = self.total
         for reason in reasons:
             # These rows have no numbers, but locations.
@@ -256,7 +256,7 @@ class _Stages:
 
     def rows(self) -> Rows:
         """Returns the rows that no rule has dropped so far."""
-        return _RowsLeft(self._folder / ROWS_FILE, self._kept, frozenset(self._dropped), self._columns)
+        return _RowsLeft(self._folder / ROWS_FILE, self._kept_count, frozenset(self._dropped), self._columns)
 
     def _read_record(self, name: str) -> dict[str, Any] | None:
         """Returns the content of a stage's file. Returns None if there is no such file, if it was made with

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def render_text(template: str, fields: Mapping[str, Any]) -> str:
     """Fills in a template such as ``'{{ question }}'``. Raises MissingField."""
-    return str(_render(_parse_template(template).render, template, fields))
+    return str(_fill_in(_parse_template(template).render, template, fields))
 
 
 def evaluate_expression(expression: str, fields: Mapping[str, Any]) -> Any:
@@ -25,7 +25,7 @@ def evaluate_expression(expression: str, fields: Mapping[str, Any]) -> Any:
     MissingField."""
     from jinja2 import Undefined
 
-    value = _render(_parse_expression(expression), expression, fields)
+    value = _fill_in(_parse_expression(expression), expression, fields)
     if isinstance(value, Undefined):
         raise MissingField(f"{expression!r}: the row has no such field (it has {', '.join(sorted(fields))})")
     return value
@@ -55,7 +55,7 @@ def _check_parse(parse: Any, text: str, key: str) -> None:
         ) from error
 
 
-def _render(render: Any, text: str, fields: Mapping[str, Any]) -> Any:
+def _fill_in(render: Any, text: str, fields: Mapping[str, Any]) -> Any:
     """Returns the result of `render` for these fields. `render` fills in a parsed template, or evaluates a
     parsed expression. Raises MissingField for any error that the fields or their values cause."""
     from jinja2 import TemplateError

@@ -186,6 +186,7 @@ class Conversation:
                 self.segments = list(segments)
                 self.replies.append(replace(reply, outcome="unavailable"))
                 self._end("stop")
+                self.events = events_before
                 return
             self.take_reply(reply)
         self.events = events_before

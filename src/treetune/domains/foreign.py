@@ -72,7 +72,7 @@ def name_in_process(file: Path) -> str:
     all files, including this one, find the library under its name.
     """
     stem = file.stem
-    # Without the file's own folder, in which an import would find the file, and not the library.
+    # The file's own folder is left out: in it, an import would find the file, and not the library.
     other_folders = [folder for folder in sys.path if Path(folder).resolve() != file.parent.resolve()]
     is_library = stem in sys.stdlib_module_names or PathFinder.find_spec(stem, other_folders) is not None
     if is_library and stem not in sys.modules:
@@ -371,8 +371,9 @@ def main() -> None:
     """Loads the function of the command line, writes "ready", and grades an answer for each line of standard
     input.
 
-    A line is ``[response, row, arguments]``. The reply is what `grade_answer` returns, or the text of the
-    error that the function raised.
+    A line is ``[response, row, arguments]``. The reply is what `grade_answer` returns, with a `Grade` as an
+    object of its fields. If the function raised an error, or its result is no JSON, the reply is the error's
+    text.
     """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a function prints goes to the error stream
@@ -390,10 +391,12 @@ def main() -> None:
     for line in sys.stdin:
         response, row, arguments = json.loads(line)
         try:
-            reply: Any = grade_answer(function, path, response, row, arguments)
+            result = grade_answer(function, path, response, row, arguments)
+            is_grade = hasattr(result, "outcome")  # this file can't import the class `Grade`
+            reply = json.dumps(vars(result) if is_grade else result)
         except (Exception, SystemExit) as error:
-            reply = f"{type(error).__name__}: {error}"
-        print(json.dumps(reply), file=answers, flush=True)
+            reply = json.dumps(f"{type(error).__name__}: {error}")
+        print(reply, file=answers, flush=True)
 
 
 if __name__ == "__main__":

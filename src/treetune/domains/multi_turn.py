@@ -138,6 +138,7 @@ class MultiTurn(GrowingRollout):
     @property
     @override
     def gives(self) -> tuple[Feature, ...]:
+        # `OneLine(turns=True)`: no threads, and an environment's replies between the policy's turns.
         return SampledAnswers(), Answers(self.samples), OneLine(turns=True), Turns()
 
     @override
@@ -246,8 +247,8 @@ class MultiTurn(GrowingRollout):
         conversation, play = self._begin(context, start)
         if start.segments:
             # This answer has turns already. The environment must first get into the state after these turns:
-            # from a copy of that state in the last segment, or by playing the turns again. A new answer needs
-            # none of this: its environment begins with the first action.
+            # from a copy of that state in the last segment, or by playing the turns again. `play.begin` does
+            # the one or the other. A new answer needs neither: its environment begins with the first action.
             replayed = await result_of(play.begin())
             has_snapshot = start.segments[-1].snapshot is not None
             if has_snapshot:
@@ -301,7 +302,8 @@ class MultiTurn(GrowingRollout):
             seed=derive_seed(context.seed, context.iteration, start.problem.id, "environment"),
             actions=actions,
             snapshot=snapshot,
-            # The journal identifies an answer by its seed.
+            # The journal keeps the environment's replies on disk, so that a run that is started again needn't
+            # ask for them again. It identifies an answer by its seed.
             journal=None if journal is None else (journal, start.seed),
             seconds=self.answer_deadline or math.inf,
         )
@@ -330,9 +332,9 @@ class MultiTurn(GrowingRollout):
             environment = self.environment_for(task_of(context.task, problem))
             # `environment.message` turns an action into a message of a chat.
             problem = replace(problem, transcript=conversation.transcript(environment.message))
-        # There is at least one action, since a conversation ends only after a completion. If the action began
-        # within a thought, `action_of` has already put the opening tag before it. So `follows_prompt=False`
-        # tells the grader not to look whether the prompt opened a thought.
+        # There is at least one action, since a conversation ends only after a completion. A chat template may
+        # end the prompt with an opening ``<think>``. `Conversation` puts this tag before such an action, so
+        # `follows_prompt=False` tells the grader not to look for it at the end of the prompt.
         grade = await result_of(
             context.grader.submit(conversation.actions[-1], problem, decided=decided, follows_prompt=False)
         )
@@ -442,10 +444,10 @@ class TurnStates(WholeAnswers):
 
     The value of a state is the expected reward of complete answers that pass through it, including what the
     turns before the state have earned. A turn's advantage is the difference of the values at its end and at
-    its beginning: its own reward plus its effect on later rewards. A continuation has the same environment
-    seed as the answer that it continues, since the seed derives from the problem. The seed doesn't depend on
-    the policy's actions, so values under this seed keep the gradient unbiased. The rollout itself samples the
-    continuations (`WholeAnswers`).
+    its beginning: its own reward plus its effect on later rewards. The environment's seed derives from the
+    problem, so a continuation has the same one as the answer that it continues. The gradient stays unbiased,
+    since this seed doesn't depend on the policy's actions. The rollout itself samples the continuations
+    (`WholeAnswers`).
     """
 
     needs = (
@@ -462,7 +464,8 @@ class TurnStates(WholeAnswers):
 
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
-        # The rollout that samples the answers. It may be inside another rollout, such as `until_mixed`.
+        # The rollout that samples the answers. It may be inside another rollout, such as `until_mixed`, which
+        # this function takes away.
         rollout = adapt_to_fixed_problems(experiment.rollout)
         # Only credit that continues answers needs the environment in a state within an answer.
         if not isinstance(rollout, MultiTurn) or Continuations() not in experiment.credit.gives:

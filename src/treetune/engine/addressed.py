@@ -184,7 +184,8 @@ class AddressedServer(Server):
                 raise ServerFailure(self._reason_away)
             self._is_loading = True
         try:
-            # Without a name, so that nothing is sampled for the run from a mixture of old and new weights.
+            # The weights get no name, so that nothing is sampled for the run from a mixture of old and new
+            # ones.
             self._name_weights(address, "")
         except (ServerFailure, EngineError) as failure:
             self.report_failure(address, str(failure))

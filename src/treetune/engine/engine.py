@@ -360,8 +360,8 @@ class VllmEngine(Engine):
                 )
                 self._transfer = "file"
         if not is_loaded:
-            # The run can't restart a server that it did not start: there, the attempt "new server" connects
-            # again, and loads the weights a second time.
+            # The run can't restart a server that it did not start. With such a server, the attempt "new
+            # server" connects again, and loads the weights a second time.
             raise EngineError(
                 f"the weights in {directory} could not be loaded into the engine. The last attempt was with a"
                 f" new server (or a second one with a server that the run did not start): {last_problems}"

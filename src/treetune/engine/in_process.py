@@ -103,7 +103,7 @@ class InProcessEngine(Engine):
         """
         started, tokens_before = time.monotonic(), self.tokens
         batch = _RowBatch(self._model, self._device, self._prompts)
-        call = _GenerateCall(self._check_request, on_result)
+        call = _GenerateCall(self._refuse_unfit_request, on_result)
         call.add_requests(requests)
         while batch.rows or call.has_waiting:
             if self._closed:
@@ -225,7 +225,7 @@ class InProcessEngine(Engine):
         batch.branch()  # samples of a row that drew different tokens now need a row each
         return ended
 
-    def _check_request(self, index: int, request: Request) -> None:
+    def _refuse_unfit_request(self, index: int, request: Request) -> None:
         """Raises ValueError for a request that doesn't fit into the context, or that scores a token which the
         model doesn't have."""
         check_request(index, request, self._context_length)
@@ -279,7 +279,7 @@ class InProcessEngine(Engine):
             ids_BT[row, : len(ids)] = torch.from_numpy(ids.astype(np.int64))
         mask_TT = torch.ones((length, length), dtype=torch.bool, device=self._device).tril()
         with torch.no_grad():
-            # Without the head, since the logits of all rows may need far more memory than the model.
+            # The head isn't run here, since the logits of all rows may need far more memory than the model.
             hidden_BTD = backbone_of(self._model)(
                 input_ids=ids_BT.to(self._device),
                 position_ids=_make_positions(self._model, 0, length).expand(len(ids_BT), -1),
@@ -740,8 +740,10 @@ def _bytes_of(block: _Layers) -> int:
 class _GenerateCall:
     """The requests of one call of `generate`: those that wait, and the results so far."""
 
-    def __init__(self, check_request: Callable[[int, Request], None], on_result: OnResult | None) -> None:
-        self._check_request, self._on_result = check_request, on_result
+    def __init__(
+        self, refuse_unfit_request: Callable[[int, Request], None], on_result: OnResult | None
+    ) -> None:
+        self._refuse_unfit_request, self._on_result = refuse_unfit_request, on_result
         self.results: list[list[Completion | None]] = []
         """The completions of each request, by its index; None for those that aren't there yet."""
         self.waiting_samples = _WaitingSamples()
@@ -767,7 +769,7 @@ class _GenerateCall:
                 self._deferred.append(request)
                 continue
             index = len(self.results)
-            self._check_request(index, request)
+            self._refuse_unfit_request(index, request)
             if isinstance(request, ScoreRequest):
                 self.waiting_texts.append((index, request))
                 self.results.append([None])
@@ -943,7 +945,9 @@ class _RowBatch:
         import torch
 
         ids, positions = [0] * self._height, [0] * self._height
-        for row, [sample, *_] in self.rows.items():  # the samples of a row have the same tokens
+        # The samples of a row have the same tokens, since a sample that draws another one moves to another
+        # row (`branch`). So the first sample stands for all.
+        for row, [sample, *_] in self.rows.items():
             prompt_ids = sample.request.prompt_ids
             ids[row] = sample.ids[-1] if sample.ids else int(prompt_ids[-1])
             positions[row] = len(prompt_ids) + len(sample.ids) - 1

@@ -72,7 +72,7 @@ class JournaledEngine(EngineWrapper):
 
     Args:
         path: The journal.
-        others: Further journals that are read and not written.
+        other_paths: Further journals that are read and not written.
         continuations: The journal of continuations; None for `path`.
         observe: Is called with every request and its samples, also if they come from a journal.
 
@@ -98,7 +98,7 @@ class JournaledEngine(EngineWrapper):
         )
         self.sampled: Counter[int] = Counter()  # the numbers of tokens, by the priority of their requests
         self.calls: list[CallTimes] = []
-        self._made = time.perf_counter()  # `now` counts the seconds from here
+        self._start = time.perf_counter()  # `elapsed_s` counts the seconds from here
         self._last_answer_at = 0.0
         self._first_continuation_at: float | None = None
         self._completions_by_key: dict[str, list[Completion]] = {}
@@ -138,10 +138,11 @@ class JournaledEngine(EngineWrapper):
         if request.priority != ANSWER_PRIORITY and self._first_continuation_at is None:
             self._first_continuation_at = self.elapsed_s()
         key = self._note_key(request)
-        # More than once, since another task that samples the same request may fail or be cancelled.
         while not self._is_answered(key, request):
             if key in self._in_flight:  # another task has made the same request
-                # Shielded: if this task is cancelled, the future must not be, since others wait for it.
+                # The future is also done if the other task fails or is cancelled. Then there are no samples,
+                # and the loop tries once more. Shielded: if this task is cancelled, the future must not be,
+                # since others wait for it.
                 await asyncio.shield(self._in_flight[key])
             else:
                 await self._sample_and_store(key, request)
@@ -165,7 +166,8 @@ class JournaledEngine(EngineWrapper):
             journal.add(journal_row(key, completions))
             self._completions_by_key[key] = completions
         finally:
-            # Also if this task was cancelled: a task that waits for the future then samples the request.
+            # The future is also done after an error or a cancellation: a task that waits for it then samples
+            # the request.
             self._in_flight.pop(key, None)
             is_done.set_result(None)
 
@@ -205,7 +207,7 @@ class JournaledEngine(EngineWrapper):
 
     def elapsed_s(self) -> float:
         """Returns the seconds since the engine was made."""
-        return time.perf_counter() - self._made
+        return time.perf_counter() - self._start
 
     def _is_answered(self, key: str, request: Request) -> bool:
         """Returns whether the request was answered before. If it was, its completions are in

@@ -184,7 +184,7 @@ class PlainClient(Client):
                 remaining_s = timeout - (time.monotonic() - started)
                 answer = await self._send_once(address, part, version, remaining_s)
                 seconds = time.monotonic() - started
-                return self._read_completions(answer, address, part, version, seconds)
+                return self._completions_of_answer(answer, address, part, version, seconds)
             except TemporaryFailure as failure:
                 # Computed again, since the attempt has taken time.
                 remaining_s = timeout - (time.monotonic() - started)
@@ -217,7 +217,7 @@ class PlainClient(Client):
         body = self.body(facts, part, cache_salt)
         return await self.ask(address, PATH_OF_ROUTE[facts.route], body, timeout)
 
-    def _read_completions(
+    def _completions_of_answer(
         self, answer: Mapping[str, Any], address: Address, part: RequestPart, version: int, seconds: float
     ) -> list[Completion]:
         """Returns the samples in a server's answer, or the scores of a `ScoreRequest`."""

@@ -111,7 +111,8 @@ class PlainServer(AddressedServer):
         with self._changed:
             if not self._takes_weights:
                 self._error = self._explain_no_loading()
-        # Also notifies threads that wait for a server which was given up. They then raise its error.
+        # This is called for a server that was given up, too. It notifies waiting threads, which then raise
+        # the error.
         super().start_anew(weights, reason)
 
     @override

@@ -138,7 +138,8 @@ class DistributionDistillation(TeacherObjective, ClippedPolicyGradient):
 
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
-        if self.advantage_weight:  # PPO's loss is a part of this loss, so its checks count
+        # The base class checks what PPO's loss needs. With the weight 0, PPO's loss isn't part of this loss.
+        if self.advantage_weight:
             yield from super().check(experiment)
         if self.teacher.context == "gold":
             examples = experiment.task.examples(MOST_EXAMPLE_PROBLEMS)

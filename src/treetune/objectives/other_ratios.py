@@ -87,8 +87,8 @@ class GeometricMean(PolicyGradient):
     geometric mean of an answer's token ratios, each of which is clipped before the mean.
 
     Log ratios x are clipped: to ``min(x, clip_high)`` where A > 0, and to ``max(x, -clip_low)`` where A < 0.
-    GSPO clips after the mean, so all tokens of an answer lose their gradient together there. The range is
-    much wider than PPO's, since one token moves the mean little.
+    GSPO clips after the mean, so that all tokens of an answer lose their gradient together. The range is much
+    wider than PPO's, since one token moves the mean little.
 
     The loss is computed token by token, as GSPO's is: ``g·exp(x - sg[x])`` takes the place of g, where x is
     the clipped log ratio and sg[x] the same number without gradient. Value and gradient are those of the

@@ -42,8 +42,8 @@ class ValueImplicit(ReferenceKlObjective, ClippedPolicyGradient):
     """VIMPO (Kang et al. 2026, arXiv:2606.20008): the loss ``L_V + actor_coef·L_A``.
 
     The value loss is ``L_V = mean over answers of ½·(Σ_t (ρ_t - κ_t) - A)²``. A is the answer's advantage
-    from credit, ρ_t = β·(log p - log p_ref) at token t, and κ_t = β·KL(π_old ‖ π_ref) over the whole
-    vocabulary there.
+    from credit. At token t, ρ_t = β·(log p - log p_ref), and κ_t = β·KL(π_old ‖ π_ref) over the whole
+    vocabulary.
 
     The actor loss ``L_A`` is PPO's loss with Â_t in place of the advantages. Â_t is
     Σ_{k≥t} λ^(k-t)·(ρ_k - κ_k) under the policy before the iteration's first step, whitened over the

@@ -208,7 +208,8 @@ class GracefulStop:
     `asked_by` at each boundary, and ends there if it is set.
 
     A signal of ENDING_SIGNALS ends the process at once nevertheless, if no finished iteration would be lost,
-    if the boundary is further away than `grace_s`, or if it is the second signal. CHECKPOINT always waits.
+    if the boundary is further away than `grace_s`, or if it is the second signal. CHECKPOINT_SIGNAL always
+    waits.
 
     Args:
         grace_s: The longest wait for the boundary after a signal of ENDING_SIGNALS, in seconds (see the
@@ -272,17 +273,17 @@ class GracefulStop:
             self._may_interrupt = False
 
     def take_signal(self, number: int) -> bool:
-        """Decides what a signal does: returns True if the signal ends the process now.
+        """Decides what a signal does: returns True if the caller should raise Stopped at once.
 
         If not, the signal asks the loop to end at its next boundary, a point at which nothing is lost. A
         signal of ENDING_SIGNALS also starts the timer of the grace, which is the longest wait for the
         boundary. A signal that adds nothing to an earlier one is ignored.
         """
-        if self._may_interrupt:  # the caller of `interruptible` then writes a checkpoint
+        if self._may_interrupt:  # within `interruptible`, whose caller catches Stopped
             return True
         if self.asked_by in ENDING_SIGNALS and number in ENDING_SIGNALS:
-            # A second signal ends the process, unless it is an echo: the launcher got the first signal, too,
-            # and then sent this one.
+            # A second signal doesn't wait for the boundary, unless it is an echo: the launcher got the first
+            # signal, too, and then sent this one.
             return not self._is_echo(number)
         if number in ENDING_SIGNALS and self.asked_by is None:
             if self._would_lose is None:  # an end now loses no finished iteration
@@ -294,9 +295,10 @@ class GracefulStop:
                     f" checkpoints.grace is {self.grace_s:.0f} s: stopping now; {self._would_lose}"
                 )
                 return True
-        # The first signal asks the loop to end. One of ENDING_SIGNALS after CHECKPOINT asks once more, which
-        # limits the wait to the grace. CHECKPOINT after any other signal adds nothing.
-        if self.asked_by is None or number in ENDING_SIGNALS:
+        # After CHECKPOINT_SIGNAL, the wait for the boundary has no limit. So a signal of ENDING_SIGNALS asks
+        # once more, which limits the wait to the grace. Any other signal after the first one adds nothing.
+        is_first_signal = self.asked_by is None
+        if is_first_signal or number in ENDING_SIGNALS:
             self._ask_for_end(number)
         return False
 

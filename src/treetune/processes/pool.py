@@ -214,7 +214,7 @@ class Pool:
                     # With a longer queue, the thread has been woken already.
                     os.write(self._wake_write, b"x")
                 return future
-        # Without the lock: the service's threads may settle this call at once, which takes the lock.
+        # The lock is released here: the service's threads may settle this call at once, which takes the lock.
         _, service_threads = self._services[servant]
         service_threads.add(call)
         return future
@@ -607,7 +607,7 @@ class CallClock:
     """Counts the seconds that a service call has until its deadline.
 
     A servant stops the clock while its call waits for its turn at something that answers one call after
-    another, such as a tool server. So this time counts only for the call that is being answered there.
+    another, such as a tool server. So the seconds count only for the call that is being answered.
     """
 
     def __init__(self, seconds: float, changed: threading.Condition) -> None:
@@ -782,6 +782,6 @@ class ServiceThreads:
                     given_up += [(call, reason) for call in self._queue]
                     self._queue.clear()
                 self._start_thread_if_needed()  # in the place of one that is stuck
-            # Without the lock, since settling a call may run callbacks of its future.
+            # The lock is released here, since settling a call may run callbacks of its future.
             for call, reason in given_up:
                 self._settle(call, self._make_lost_result("unavailable", reason, 0.0))

@@ -155,7 +155,7 @@ class PartialAnswers(RolloutAround):
         while not ready:  # until at least one problem can be trained on
             groups = self._sample_further(context, groups, sampling_round)
             sampling_round += 1
-            local_ready = [group.problem.id for group in groups if self._has_ended(context, group)]
+            local_ready = [group.problem.id for group in groups if self._have_all_ended(context, group)]
             ready_by_rank = context.ranks.exchange("groups that have ended", local_ready)
             # Each rank has a contiguous part of `all_problems`, so `ready` keeps the order of `all_problems`,
             # in which the earliest begun come first.
@@ -189,9 +189,13 @@ class PartialAnswers(RolloutAround):
             "rollout/versions": versions_of_all / answers_of_all,
         }
 
-    def _has_ended(self, context: RolloutContext, group: _GroupInFlight) -> bool:
-        """Returns whether all answers to a problem have ended, or used up their tokens."""
-        return not any(self._remaining_tokens(context, answer) for answer in group.answers.values())
+    def _have_all_ended(self, context: RolloutContext, group: _GroupInFlight) -> bool:
+        """Returns whether all answers to a problem have ended."""
+        return all(self._has_ended(context, answer) for answer in group.answers.values())
+
+    def _has_ended(self, context: RolloutContext, answer: Trajectory) -> bool:
+        """Returns whether an answer has stopped, or has used up its tokens."""
+        return answer.finish_reason == "stop" or self._remaining_tokens(context, answer) <= 0
 
     def _sampling_of_problem(self, context: RolloutContext, problem: Problem) -> SamplingParams:
         """Returns the sampling parameters of answers to a problem, as the problem's task adjusts them.
@@ -209,9 +213,7 @@ class PartialAnswers(RolloutAround):
         return sampling
 
     def _remaining_tokens(self, context: RolloutContext, answer: Trajectory) -> int:
-        """Returns how many more tokens an answer may have; 0 if it has ended."""
-        if answer.finish_reason == "stop":
-            return 0
+        """Returns how many more tokens an answer that hasn't stopped may have."""
         max_tokens = self._sampling_of_problem(context, answer.problem).max_tokens
         return context.settings.token_budget(answer.prompt_ids, max_tokens) - len(answer.response_ids)
 
@@ -243,7 +245,7 @@ class PartialAnswers(RolloutAround):
         else:
             continuations = []
             for _, answer in sorted(group.answers.items()):  # in the order of their numbers
-                if self._remaining_tokens(context, answer):
+                if not self._has_ended(context, answer):
                     continuations.append(self._continue_answer(context, answer, seed, sampler))
             sampled = await asyncio.gather(*continuations)
         return _GroupInFlight(problem, group.answers | {answer.sample: answer for answer in sampled})
@@ -312,8 +314,7 @@ class PartialAnswers(RolloutAround):
             grade=UNGRADED,
             step_ends=split_steps(context, problem, response_ids, text),
         )
-        has_ended = not self._remaining_tokens(context, answer)
-        if not has_ended:
+        if not self._has_ended(context, answer):
             return answer
         # If the answer was cut off and `unfinished_reward` is set, its reward is decided, whatever its grade
         # is. A grader that is a service is then not asked.

@@ -46,7 +46,7 @@ class SingleTurn(SampledRollout):
 
     Each of the strings in `stop` ends an answer as an end token does. The tokens of the stop string stay in
     the answer and are trained, since they were sampled; no end token is appended after them. The grader reads
-    the text before the stop string. Evaluation leaves no problem out, however long its prompt is.
+    the text before the stop string.
     """
 
     stop: tuple[str, ...] = ()
@@ -66,9 +66,13 @@ def sample_each_in_one_turn(
     rollout: SampledRollout, context: RolloutContext, problems: Sequence[Problem]
 ) -> tuple[list[Tree], Metrics]:
     """Returns the trees of this rank's share of the problems, and the metrics of all ranks. Each answer is
-    sampled in one go, from the prompt to its end. Collective."""
+    sampled in one go, from the prompt to its end. Collective.
+
+    It serves `single_turn`, and `parallel_threads` without threads.
+    """
     # Every rank encodes the prompts of all ranks here, only to check them. So a prompt that is too long stops
-    # all ranks, and no rank waits for one that has stopped.
+    # all ranks, and no rank waits for one that has stopped. `sample_answers` encodes this rank's prompts
+    # again: other callers, such as the credit `remax`, call it without this check.
     rollout.encode_prompts(context, problems)
     trees = sample_answers(
         context,
@@ -208,8 +212,9 @@ async def _grade_answer(
 def adapt_to_fixed_problems(rollout: Rollout) -> Rollout:
     """Returns a rollout that makes `samples` answers to each problem of a fixed list, as in evaluation.
 
-    It is a `SingleTurn` with the settings of `rollout`, unless `rollout` has a `rollout_for_fixed_problems`.
-    Example: ``until_mixed`` draws further problems, so the rollout inside it answers the list.
+    It is a `SingleTurn` with the settings of `rollout`, unless `rollout` has a `rollout_for_fixed_problems`,
+    or samples nothing. Example: ``until_mixed`` draws further problems, so the rollout inside it answers the
+    list.
     """
     if rollout.rollout_for_fixed_problems is not None:
         return rollout.rollout_for_fixed_problems

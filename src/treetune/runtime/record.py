@@ -232,12 +232,13 @@ class Record:
     def before_training(self, iteration: int) -> Iterator[None]:
         """Ends the run before an iteration's training if a signal asks for the end. Collective.
 
-        The block samples the iteration. Until training begins, the weights are still those that the iteration
-        began with. A run that ends here with a checkpoint of them loses nothing, since samples are on disk.
+        The caller samples the iteration's answers within the block. Nothing is lost if the run ends in or
+        after the block: the samples are on disk, and the weights, which are still those that the iteration
+        began with, are written into a checkpoint.
 
-        A single rank stops within the block. Several ranks have to stop at the same point, so they stop only
-        at the end of the block. A single rank with an `overlap` stops there, too, since a second thread
-        samples while the first one trains.
+        A single rank without `overlap` stops within the block, as soon as the signal comes. All other runs
+        stop at the end of the block: several ranks have to stop at the same point, and with an `overlap`, a
+        second thread samples while the first one trains.
 
         Raises:
             Stopped: A signal asked for the end, and the checkpoint is written.

@@ -128,8 +128,9 @@ def refuse_machines_that_differ(
         # The marks and ports are needed until here, when every rank has looked for all others.
     lines_of_differences = describe_machine_differences(facts, views, directory)
     if lines_of_differences:
-        # All ranks raise. Before that they wait for each other, since the store ends with the first rank, and
-        # others may still read from it. If the wait fails, the differences are reported nevertheless.
+        # All ranks raise, and their processes end. The first rank's process may hold the values that
+        # `meeting` exchanges. So each rank waits here until all ranks have read the views. If the wait fails,
+        # the differences are reported nevertheless.
         with contextlib.suppress(RuntimeError):
             meeting.exchange("all know the differences", True)
         lines = "\n".join(f"  {line}" for line in lines_of_differences)

@@ -295,6 +295,14 @@ class MeasuredColumn:
         return self.value or PASS_AT_1
 
     @property
+    def is_read_from_curve(self) -> bool:
+        """Whether the column's numbers are computed from `curve`, which must then be without gaps.
+
+        The `curve` of a column of another quantity is only drawn.
+        """
+        return self.speedup is not None or self.area is not None or self.reach is not None
+
+    @property
     def kind(self) -> ValueKind:
         """The kind of the column's number."""
         if self.reach is not None:

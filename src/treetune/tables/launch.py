@@ -386,12 +386,12 @@ class _Execution:
         if status.state in STATES_TO_DO and not unfinished_needs:
             self.start_next_command(run, status)
             return
-        if status.state == "finished":
+        if status.state in STATES_TO_DO:
+            self.announce(f"{label}: skipped, because it needs {', '.join(unfinished_needs)}")
+        elif status.state == "finished":
             if run.key not in self.already_announced:
                 self.announce(f"{label}: finished before")
-        elif unfinished_needs:
-            self.announce(f"{label}: skipped, because it needs {', '.join(unfinished_needs)}")
-        else:
+        else:  # such as a wrong configuration, which stays wrong when the needed runs have finished
             self.announce(f"{label}: {status.state}, {status.why}")
         self.ended_runs.append((run, status))
 

@@ -25,7 +25,7 @@ from treetune.tables.curves import (
     speedup,
     trained_runs,
 )
-from treetune.tables.runs import TRAINED_STATES, PlannedRun, TableRuns, problem_means
+from treetune.tables.runs import STATES_TO_DO, TRAINED_STATES, PlannedRun, TableRuns, problem_means
 from treetune.tables.settings import MethodRow, Reproduction
 from treetune.tables.statistics import (
     SIGNIFICANCE_LEVEL,
@@ -392,11 +392,12 @@ def _refuse_unmeasurable(plan: TableRuns, run: PlannedRun) -> None:
     unmet_needs = []
     if status.state == "missing":  # the other states have their reason in `status.why`
         unmet_needs = plan.blocked_by(run)
-    # `blocked_by` leaves out needed runs that have failed, since the next `reproduce_table` tries again.
-    for name, seed in run.needs:
-        state = plan.statuses[name, seed].state
-        if state == "failed":
-            unmet_needs.append(f"{name} ({state})")
+    if status.state in STATES_TO_DO:  # any other state keeps the run from being run, whatever it needs
+        # `blocked_by` leaves out needed runs that have failed, since the next `reproduce_table` tries again.
+        for name, seed in run.needs:
+            state = plan.statuses[name, seed].state
+            if state == "failed":
+                unmet_needs.append(f"{name} ({state})")
     if unmet_needs:
         raise ValueError(f"skipped, because it needs {', '.join(unmet_needs)}")
     raise ValueError(f"{status.state}: {status.why}" if status.why else status.state)

@@ -378,7 +378,7 @@ def _measurements_of(table: Reproduction, name: str) -> _Measurements:
             columns.append(column)
     at_end = [column.evaluation for column in columns if column.evaluation is not None]
     at_checkpoints = [
-        column.curve for column in columns if column.speedup is not None and column.curve is not None
+        column.curve for column in columns if column.is_read_from_curve and column.curve is not None
     ]
     # Panels show the row's `experiment`, and never those of its cells.
     if any(row.experiment == name for row in table.rows):

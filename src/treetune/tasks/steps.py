@@ -54,7 +54,11 @@ class StepSplitter(Registrable):
 @StepSplitter.register("lines")
 @dataclass(frozen=True, kw_only=True)
 class Lines(StepSplitter):
-    """A step is a line with text. Blank lines belong to the next line, or at the end to the last line."""
+    """A step is a line with text. Blank lines belong to the next line.
+
+    Blank lines at the end of the response belong to the last line if newlines begin steps. If newlines end
+    steps, they are a step of their own, since the text before them doesn't show that no further line follows.
+    """
 
     answer_marker: Annotated[str, MinLen(1)] = "####"
     """The beginning of the line with the final answer. If newlines begin steps, this line belongs to the step

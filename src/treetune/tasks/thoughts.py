@@ -57,7 +57,8 @@ THOUGHT_TAGS = (
 # gpt-oss again, decoded without its special tokens: "analysisSix sevens.assistantfinalIt is 42."
 _BARE_CHANNELS = re.compile(r"\A\s*analysis(?=\S).*assistantfinal", re.DOTALL)
 
-_CLOSING_QUOTE = {"`": "`", "'": "'", '"': '"', "“": "”", "‘": "’", "«": "»"}
+CLOSING_QUOTE = {"`": "`", "'": "'", '"': '"', "“": "”", "‘": "’", "„": "“", "«": "»"}
+"""The quote or backtick that closes each opening one. A tag between the two is only mentioned."""
 
 
 class SplitResponse(NamedTuple):
@@ -165,7 +166,7 @@ def _pattern_of_tags(pairs: tuple[Tags, ...]) -> re.Pattern[str]:
 def _find_tags(text: str, pairs: tuple[Tags, ...]) -> Iterator[tuple[int, int]]:
     """Yields the start and end of each tag that isn't in quotes."""
     for tag in _pattern_of_tags(pairs).finditer(text):
-        quote = _CLOSING_QUOTE.get(text[tag.start() - 1 : tag.start()])
+        quote = CLOSING_QUOTE.get(text[tag.start() - 1 : tag.start()])
         if quote is None or text[tag.end() : tag.end() + 1] != quote:
             yield tag.span()
 

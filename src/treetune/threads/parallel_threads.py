@@ -45,7 +45,7 @@ from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.single_turn import sample_each_in_one_turn
 from treetune.seeds import derive_seed
 from treetune.tasks.base import Task
-from treetune.tasks.mixed import task_of
+from treetune.tasks.mixed import parts_of, task_of
 from treetune.threads.fork_join import (
     EVENTS,
     ForkJoin,
@@ -77,12 +77,12 @@ class ParallelThreads(GrowingRollout):
     """Samples `samples` answers to each problem, each of which forks into threads where the policy writes
     outlines, and joins them again (ThreadWeaver; see `fork_join`).
 
-    All answers are sampled in one asyncio program. An answer's next requests have priority over answers that
-    have not begun (see `engine.programs`), so that few answers are unfinished at a time.
+    All answers are sampled in one asyncio program. The engine serves answers that have begun before answers
+    that have not (see `engine.programs`), so that few answers are unfinished at a time.
 
     Injected text counts towards `max_tokens`, and the tokens that are left at a fork are shared equally among
-    the threads. If the text ends inside a thread, the whole answer ends as soon as the other threads have
-    ended. Each of the `EVENTS` is counted: ``threads/<event>`` is its mean number in an answer.
+    the threads. If the policy ends its text inside a thread, the whole answer ends as soon as the other
+    threads have ended. Each of the `EVENTS` is counted: ``threads/<event>`` is its mean number in an answer.
     """
 
     parallel: bool = True
@@ -111,7 +111,8 @@ class ParallelThreads(GrowingRollout):
     @property
     @override
     def gives(self) -> tuple[Feature, ...]:
-        return SampledAnswers(), Answers(self.samples), Forks() if self.parallel else OneLine()
+        structure = Forks() if self.parallel else OneLine()
+        return SampledAnswers(), Answers(self.samples), structure
 
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
@@ -125,6 +126,21 @@ class ParallelThreads(GrowingRollout):
                 "$.model.added_tokens",
                 "append configs/models/thread_tokens.jsonnet to --configs, or start from weights that were"
                 " trained with them",
+            )
+        if self.parallel:
+            yield from self._check_stop_strings(experiment.task)
+
+    def _check_stop_strings(self, task: Task) -> Iterable[Finding]:
+        """Yields a warning if a domain of a mixture has stop strings: an answer with threads ignores them."""
+        stop_strings: set[str] = set()
+        for domain_task in parts_of(task):
+            stop_strings.update(domain_task.adjust_sampling(self.sampling).stop)
+        if stop_strings:
+            yield Finding(
+                f"the stop strings {sorted(stop_strings)} of the domains end no answer with threads: set"
+                " the stop of each domain to [], or choose the rollout 'single_turn'",
+                "$.task.domains",
+                level="warning",
             )
 
     @override
@@ -155,11 +171,12 @@ class ParallelThreads(GrowingRollout):
     ) -> list[Trajectory]:
         """Samples and grades one answer from each start, as `answers` does, but leaves some threads out.
 
+        Shapley credit asks for such answers: what would the answer have earned without this thread?
+
         Args:
             context: The context of the phase.
             starts: The answers so far. Each ends with the threads of a block (a fork with its threads) on the
-                main text. A thread of this block or of an earlier one is left out if the start has no segment
-                of it.
+                main text. A thread of these blocks that has no segment in the start is left out.
             blocks: For each start, the number of the block with which it ends, counted from 0 on the main
                 text.
         """
@@ -281,15 +298,15 @@ class ThreadStates(WholeAnswers):
     text up to a fork, each thread, and the text after the join. (In training rows every segment is a step,
     also an injected one: see `step_rows`.)
 
-    A state is the first i samples of an answer in its joined order. A continuation of a state keeps these
-    samples, and samples everything else again. For example, after the end of a thread it samples the threads
-    after it, and the text after the join.
+    A state is the first i samples of an answer, in the order of the joined answer's text: main text, thread
+    1, thread 2, text after the join. A continuation of a state keeps these samples, and samples everything
+    else again. For example, after the end of thread 1 it samples thread 2 and the text after the join.
 
-    The advantage of a thread is the value of the state after it minus that of the state before it. The
-    continuations of both sample the threads after it again, and those of the state before it also sample the
-    thread itself again. So the advantage compares the thread with the other threads that could have been
-    sampled in its place. The state before a thread doesn't depend on the thread's text, so the gradient stays
-    unbiased. A thread that was dropped is not a part of the answer, and is sampled again with the others.
+    The advantage of thread 1 is then V(after thread 1) − V(before thread 1). For both values, thread 2 and
+    the text after the join are sampled again; for the second one, thread 1 is, too. So the advantage compares
+    the thread with the other threads that could have been sampled in its place. The state before a thread
+    doesn't depend on the thread's text, so the gradient stays unbiased. A thread that was dropped is not a
+    part of the answer, and every continuation samples it again.
     """
 
     needs = (

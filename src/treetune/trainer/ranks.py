@@ -144,8 +144,8 @@ class Meeting:
         problem_by_rank = self.exchange(name, problem)
         problems = [message for message in problem_by_rank if message is not None]
         if problems:
-            # The store may end with the first rank. So every rank waits here until all ranks have read the
-            # problems, or until the deadline.
+            # All ranks raise, and their processes end. The store may be in the first rank's process. So every
+            # rank waits here until all ranks have read the problems, or until the deadline.
             with contextlib.suppress(RuntimeError):
                 self.exchange(f"all know: {name}", True)
             raise SameOnAllRanks("\n".join(dict.fromkeys(problems)))  # ranks of a machine report the same

@@ -459,27 +459,28 @@ def _metric_events(experiment: StoredExperiment, log: str) -> list[Event]:
     signs = sorted(
         key for key in experiment.recorded if key.startswith(SIGN_PREFIX) and key != f"{SIGN_PREFIX}stop"
     )
-    previous_row: Mapping[str, Any] = {}
+    present_signs: set[str] = set()
     for row in experiment.metrics:
         x = float(row["iteration"] + 1)
-        if row.get("engine/restarts", 0) > previous_row.get("engine/restarts", 0):
+        if row.get("engine/restarts"):  # the restarts of this iteration only
             events.append(Event(x, "restart", "the engine was started again"))
         for key in signs:
-            previous_value = previous_row.get(key, 0)
-            # If a row doesn't have a sign, its value is taken from the row before, so nothing begins or ends.
-            value = row.get(key, previous_value)
-            if bool(value) == bool(previous_value):
+            was_present = key in present_signs
+            # A row without the sign's metric doesn't tell, so the sign neither begins nor ends there.
+            is_present = bool(row.get(key, was_present))
+            if is_present == was_present:
                 continue
             sign = key.removeprefix(SIGN_PREFIX)
             reason = logged_reasons.get((sign, int(x)), "")
-            if not value:
-                text = f"{sign} ends"
-            else:
+            if is_present:
+                present_signs.add(key)
                 text = f"{sign} begins: {reason}" if reason else f"{sign} begins"
+            else:
+                present_signs.remove(key)
+                text = f"{sign} ends"
             events.append(Event(x, "sign", text))
         if row.get("diagnostics/stop"):
             events.append(Event(x, "sign", "stopped by a sign of collapse"))
-        previous_row = row
     return events
 
 

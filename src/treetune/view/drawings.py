@@ -135,7 +135,7 @@ class ThreadedAnswer:
         for stretch in stretches:
             is_trained = bool(self.trained[start : stretch.end].any())
             origin: Literal["sampled", "injected"] = "sampled" if is_trained else "injected"
-            # Without token ids: a drawing needs the segment's origin and branch, and its own start and end.
+            # The segment gets no token ids: a drawing needs only its origin, branch, start and end.
             segment = Segment(token_array(()), origin, branch=stretch.branch)
             placed.append(PlacedSegment(start, stretch.end, segment))
             start = stretch.end
@@ -227,7 +227,7 @@ def _split_into_parts(
                 yield start, end
             yielded_to = end
             continue
-        # The tail is in the text after the threads, if the block is closed there before another one opens.
+        # The text after the threads begins with the tail if a </Parallel> comes before the next <Parallel>.
         tail = (end, end)
         if following is not None and following[0] is None:
             search_end = following[1][-1].end
@@ -446,7 +446,7 @@ class SharedStep:
     """The nodes of the steps that directly follow this one."""
     expected: float = 0.0
     """The number of `value`, or without a value the mean reward of the answers."""
-    branches: int = 1
+    branch_count: int = 1
     """The number of branches that are merged into this node."""
     thread: str = ""
     """The step's thread: ``1.2`` is the second thread of the first block, and ``1.2 1.1`` is the first thread
@@ -593,7 +593,7 @@ class _TreeDrawing:
         # The answer that the link leads to: the answer of this page (`this_answer`) if it takes the step.
         number = self.this_answer if id(step) in self._ids_on_path else step.answers[0]
         # Merged branches lead to the tree from the node before them, where each branch is drawn higher.
-        if step.branches > 1:
+        if step.branch_count > 1:
             return self.address(number, parent.depth if parent else 0)
         if not step.following:  # an answer's last step leads to the answer itself
             return self.address(number, None)
@@ -639,8 +639,8 @@ def _path_rows(
 
 def _make_tooltip(step: SharedStep, group: Sequence[Episode], texts: Sequence[str]) -> str:
     """Returns the text that the browser shows when the pointer is on a branch."""
-    if step.branches > 1:  # small branches of similar value are merged into one node
-        title = f"{step.branches} branches of about the same value"
+    if step.branch_count > 1:  # small branches of similar value are merged into one node
+        title = f"{step.branch_count} branches of about the same value"
     elif step.depth:
         title = make_visible("".join(text_of_each(texts, step.ids)))[:CHARACTERS_OF_STEP].replace("\n", " ↵ ")
     else:
@@ -766,7 +766,8 @@ def _merge_small_branches(
         if len(similar) == 1:
             branches.append(similar[0])
             continue
-        merged = SharedStep(similar[0].depth, branches=sum(step.branches for step in similar))
+        branch_count = sum(step.branch_count for step in similar)
+        merged = SharedStep(similar[0].depth, branch_count=branch_count)
         for step in similar:
             merged.answers += step.answers
             merged.following += step.following

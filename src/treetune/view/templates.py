@@ -131,7 +131,8 @@ def shade_classes(value: float, scale: float) -> str:
 def coloured_html(tokens: Sequence[str], advantages: Sequence[float], scale: float) -> str:
     """Returns tokens as HTML, coloured by advantage.
 
-    Neighbours with the same advantage share a span. `scale` is the absolute advantage with the full colour.
+    Neighbours share a span if their advantages are equal to four digits after the point. `scale` is the
+    absolute advantage from which the colour is full.
     """
     parts = []
     for advantage, pairs in groupby(zip(tokens, advantages), key=lambda pair: round(pair[1], 4)):

@@ -164,7 +164,12 @@ def _experiments_table(
     The row number `selected` is marked by a sign and inverted colours; None marks no row.
     """
     is_narrow, is_wide = width < LEAST_WIDTH_OF_MOST_COLUMNS, width >= LEAST_WIDTH_OF_ALL_COLUMNS
-    heads = ["state", "done", *(["method"] if is_wide else []), "pass@1", *([] if is_narrow else ["left"])]
+    heads = ["state", "done"]
+    if is_wide:
+        heads.append("method")
+    heads.append("pass@1")
+    if not is_narrow:
+        heads.append("left")
     rows_of_cells = []
     for _, status in rows:
         if isinstance(status, str):
@@ -180,7 +185,8 @@ def _experiments_table(
     # The name gets the width that the other columns leave.
     width_of_cells = 0
     for i, head in enumerate(heads):
-        width_of_cells += max(len(head), *(cells[i].cell_len for cells in rows_of_cells), 0) + 1
+        widths = [len(head), *(cells[i].cell_len for cells in rows_of_cells)]
+        width_of_cells += max(widths) + 1  # 1 for the space after the column
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("experiment", no_wrap=True)
     for head in heads:
@@ -190,7 +196,8 @@ def _experiments_table(
             mark = ""
         else:
             mark = "› " if i == selected else "  "
-        name, room = line_of(run.name).plain, max(10, width - width_of_cells - len(mark) - 1)
+        name = line_of(run.name).plain
+        room = max(10, width - width_of_cells - len(mark) - 1)  # 1 for the space after the name
         # The end of a name is kept, because names differ at their ends.
         shortened = name if len(name) <= room else f"…{name[1 - room :]}"
         table.add_row(Text(mark + shortened), *cells, style="reverse" if i == selected else "")
@@ -252,7 +259,7 @@ def run_page(
     charts = _charts_of(experiment, metrics)
     if charts:
         parts += [Text(), _grid_of_charts(charts, width, braille)]
-    bars = phase_seconds(experiment)
+    bars = phase_seconds(experiment)  # a bar for each iteration
     totals = phase_totals(bars)
     if totals:
         parts += [_format_title("time by phase"), _phase_times(totals, len(bars), width, braille)]
@@ -315,14 +322,17 @@ def _phase_times(totals: Mapping[str, float], iterations: int, width: int, brail
         totals: The seconds of each phase in all iterations.
         iterations: The number of iterations.
         width: The width of the screen in characters.
+        braille: Draws bars with Unicode's blocks, and else with "#".
     """
     times = Table.grid(padding=(0, 1, 0, 0))
+    seconds_of_all = math.fsum(totals.values())
     for phase, seconds in totals.items():
-        share = seconds / math.fsum(totals.values())
+        share = seconds / seconds_of_all
+        mean_text = f"{format_number(seconds / iterations)} s each"
         times.add_row(
             Text(phase),
             Text(f"{share:4.0%}" if share >= 0.005 else " <1%"),
-            Text(f"{format_number(seconds / iterations) + ' s each':>12}"),
+            Text(f"{mean_text:>12}"),
             # The bar gets the width that the other columns leave: they take 40 characters at most.
             Text(draw_bar(share, max(6, width - 40), braille=braille), no_wrap=True),
         )
@@ -352,7 +362,8 @@ def _charts_of(experiment: StoredExperiment, metrics: Sequence[str]) -> list[Cha
 def _draw_chart(chart: Chart, width: int, braille: bool) -> Group:
     """Returns a chart: its title, its curves, and a line with its range of x and its last values.
 
-    Infinite and missing values are left out. A chart whose values are all equal is one line of text.
+    Infinite and missing values are left out of the curves. A chart whose values are all equal is one line of
+    text.
     """
     drawn_curves = []
     for series in chart.series:
@@ -366,22 +377,22 @@ def _draw_chart(chart: Chart, width: int, braille: bool) -> Group:
     title.append(f"  {BETTER_TEXTS[chart.better]}" if chart.better else "", style="dim")
     if not drawn_curves:
         return Group(title, Text("no finite values yet", style="dim"))
-    first, last = min(curve[0][0] for curve in drawn_curves), max(curve[-1][0] for curve in drawn_curves)
+    first_x = min(curve[0][0] for curve in drawn_curves)
+    last_x = max(curve[-1][0] for curve in drawn_curves)
     distinct_values: set[float] = set()
     for curve in drawn_curves:
         distinct_values |= {y for _, y in curve}
-    if len(distinct_values) == 1 and first < last:
+    if len(distinct_values) == 1 and first_x < last_x:
         # A flat line, such as the reward of demonstrations, isn't worth several lines of the screen.
-        return Group(
-            title, Text(f"always {format_number(distinct_values.pop())}, {first:.0f} to {last:.0f}", "dim")
-        )
+        text = f"always {format_number(distinct_values.pop())}, {first_x:.0f} to {last_x:.0f}"
+        return Group(title, Text(text, "dim"))
     low, high = _y_bounds(drawn_curves)
     labels = [format_number(high), *[""] * (CURVE_HEIGHT - 2), format_number(low)]
     margin = max(map(len, labels))
     width_of_curves = max(8, width - margin - 1)  # a space after the label
     dots = plot(drawn_curves, width_of_curves, CURVE_HEIGHT, braille=braille)
     lines = [Text(f"{label:>{margin}} {line}") for label, line in zip(labels, dots, strict=True)]
-    newest = []
+    last_values = []
     for series in chart.series:
         # The name of a curve is "experiment: metric". The experiment's name is already at the top of the
         # page.
@@ -389,8 +400,8 @@ def _draw_chart(chart: Chart, width: int, braille: bool) -> Group:
         x, y = series.points[-1]
         bounds = series.interval.get(x)
         between = f" [{format_number(bounds[0])}, {format_number(bounds[1])}]" if bounds else ""
-        newest.append(f"{name}{format_number(y)}{between}")
-    axis = f"{'':{margin}} {first:.0f} to {last:.0f}; last: {', '.join(newest)}"
+        last_values.append(f"{name}{format_number(y)}{between}")
+    axis = f"{'':{margin}} {first_x:.0f} to {last_x:.0f}; last: {', '.join(last_values)}"
     return Group(title, *lines, line_of(axis, "dim"))
 
 
@@ -418,8 +429,8 @@ def _answer_text(answer: NewestAnswer, whole: bool) -> Text:
         line.no_wrap, line.overflow = True, "ellipsis"
         return line
     beginning, left_out = cut_text(answer.text, MOST_CHARACTERS_OF_ANSWER)
-    remark = f"\n… and {left_out} more characters" if left_out else ""
-    return head + Text(f"\n{make_visible(beginning)}{remark}\n")
+    ending = f"\n… and {left_out} more characters" if left_out else ""
+    return head + Text(f"\n{make_visible(beginning)}{ending}\n")
 
 
 def newest_answers(run: Run, most_answers: int) -> tuple[str, list[NewestAnswer]]:
@@ -433,34 +444,47 @@ def newest_answers(run: Run, most_answers: int) -> tuple[str, list[NewestAnswer]
     if not all_sources:
         return "", []
     iterations = [source for source in all_sources if source.kind == "iteration"]
-    source_of_answers = (iterations or all_sources)[-1]
-    # The first answer to each problem, by problem. Only the first thousand lines, or the first batch, are
-    # read: they usually have enough problems.
-    first_answers: dict[str, NewestAnswer] = {}
-    if source_of_answers.kind == "evaluation":
-        verify_answers(source_of_answers.path)
-        with source_of_answers.path.open(encoding="utf-8") as file:
-            for row in map(json.loads, islice(file, 1000)):
-                name, outcome = f"{row['problem']}#{row['sample']}", row.get("outcome", "")
-                answer = NewestAnswer(name, row.get("reward"), outcome, row.get("text") or "")
-                first_answers.setdefault(row["problem"], answer)
+    newest_source = (iterations or all_sources)[-1]
+    # Only the beginning of the file is read: it usually has enough problems.
+    if newest_source.kind == "evaluation":
+        answers = _first_lines(newest_source.path)
     else:
-        batches = read_batches(
-            source_of_answers.path, ["problem", "sample", "grade", "text", "group", "reward"]
-        )
-        next(batches)  # the schema
-        first_batch, _ = next(batches, (None, 0))
-        for row in first_batch.to_pylist() if first_batch is not None else ():
-            if "problem" in row:  # a trajectory
-                problem, sample, outcome = row["problem"]["id"], row["sample"], row["grade"]["outcome"]
-                score = None if outcome == "unavailable" else row["grade"]["reward"]
-            else:  # an episode of demonstrations
-                problem, sample, outcome = row.get("group") or "", 0, ""
-                score = row.get("reward")
-            answer = NewestAnswer(f"{problem}#{sample}", score, outcome, row.get("text") or "")
-            first_answers.setdefault(problem, answer)
-    title = f"{source_of_answers.content} of {source_of_answers.title}"
+        answers = _first_batch(newest_source.path)
+    first_answers: dict[str, NewestAnswer] = {}
+    for problem, answer in answers:
+        first_answers.setdefault(problem, answer)
+    title = f"{newest_source.content} of {newest_source.title}"
     return title, list(first_answers.values())[:most_answers]
+
+
+def _first_lines(path: Path) -> Iterator[tuple[str, NewestAnswer]]:
+    """Yields (problem, answer) for the first thousand lines of an evaluation's file."""
+    verify_answers(path)
+    with path.open(encoding="utf-8") as file:
+        for line in islice(file, 1000):
+            row = json.loads(line)
+            name, outcome = f"{row['problem']}#{row['sample']}", row.get("outcome", "")
+            yield row["problem"], NewestAnswer(name, row.get("reward"), outcome, row.get("text") or "")
+
+
+def _first_batch(path: Path) -> Iterator[tuple[str, NewestAnswer]]:
+    """Yields (problem, answer) for the rows in the first batch of an iteration's Arrow file.
+
+    The file has trajectories or, if the iteration trained on demonstrations, episodes.
+    """
+    batches = read_batches(path, ["problem", "sample", "grade", "text", "group", "reward"])
+    next(batches)  # the schema
+    first_batch, _ = next(batches, (None, 0))
+    if first_batch is None:  # the file has no rows
+        return
+    for row in first_batch.to_pylist():
+        if "problem" in row:  # a trajectory
+            problem, sample, outcome = row["problem"]["id"], row["sample"], row["grade"]["outcome"]
+            score = None if outcome == "unavailable" else row["grade"]["reward"]
+        else:  # an episode, whose `group` is the id of its problem
+            problem, sample, outcome = row.get("group") or "", 0, ""
+            score = row.get("reward")
+        yield problem, NewestAnswer(f"{problem}#{sample}", score, outcome, row.get("text") or "")
 
 
 # Curves of characters
@@ -469,26 +493,27 @@ def newest_answers(run: Run, most_answers: int) -> tuple[str, list[NewestAnswer]
 def plot(curves: Sequence[CurvePoints], width: int, height: int, *, braille: bool = True) -> list[str]:
     """Draws all curves over shared axes, and returns `height` lines of `width` characters.
 
-    Curves are drawn with Unicode's braille patterns, which have eight dots to a character, or without
-    `braille` with stars. Neighbouring points of a curve are joined, and a single point is a dot. There must
-    be at least one point, and all values must be finite.
+    With `braille`, curves are drawn with Unicode's braille patterns, which have eight dots to a character.
+    Without it, they are drawn with stars. Neighbouring points of a curve are joined, and a single point is a
+    dot. There must be at least one point, and all values must be finite.
     """
     dots_across, dots_down = (2, 4) if braille else (1, 1)
     columns, rows = width * dots_across, height * dots_down
     xs: list[float] = []
     for curve in curves:
         xs += [x for x, _ in curve]
+    first_x, span = min(xs), max(xs) - min(xs)
     low, high = _y_bounds(curves)
-    span = max(xs) - min(xs)
     grid = [[False] * columns for _ in range(rows)]
 
-    def dot(x: float, y: float) -> tuple[int, int]:
+    def dot_at(x: float, y: float) -> tuple[int, int]:
         """Returns the column and the row of the dot at a point."""
-        column = round((x - min(xs)) / span * (columns - 1)) if span else columns // 2
-        return column, round((high - y) / (high - low) * (rows - 1))
+        column = round((x - first_x) / span * (columns - 1)) if span else columns // 2
+        row = round((high - y) / (high - low) * (rows - 1))
+        return column, row
 
     for curve in curves:
-        dots = [dot(x, y) for x, y in curve]
+        dots = [dot_at(x, y) for x, y in curve]
         for start, end in zip(dots, dots[1:] or dots):  # a single dot is joined with itself
             for column, row in _dots_of_line(start, end):
                 grid[row][column] = True
@@ -533,12 +558,17 @@ def _y_bounds(curves: Sequence[CurvePoints]) -> tuple[float, float]:
 
 
 def draw_bar(share: float, width: int, *, braille: bool = True) -> str:
-    """Returns a bar whose length is a share of `width`. Every share above 0 can be seen."""
+    """Returns a bar whose length is a share of `width`. Every share above 0 can be seen.
+
+    With `braille`, the bar is drawn with Unicode's blocks, down to eighths of a character, and else with "#".
+    """
+    if share <= 0:
+        return ""
     if not braille:
-        return "#" * max(round(share * width), 1 if share > 0 else 0)
-    whole, fraction = divmod(max(0.0, min(1.0, share)) * width, 1)
-    eighths = math.ceil(fraction * 8) if share > 0 else 0
-    return "█" * int(whole) + ("", *"▏▎▍▌▋▊▉█")[eighths]
+        return "#" * max(1, round(share * width))
+    n_full, fraction = divmod(min(1.0, share) * width, 1)
+    eighths = math.ceil(fraction * 8)  # rounded up, so that every share can be seen
+    return "█" * int(n_full) + ("", *"▏▎▍▌▋▊▉█")[eighths]
 
 
 # The screen
@@ -548,34 +578,45 @@ class TerminalView:
     """The state of the screen, which draws pages and handles keys.
 
     The screen shows the list of experiments, with the row `selected` marked, or the page of the experiment
-    `open` from its line `top` on.
+    `open_run` from its line `top` on.
     """
 
     def __init__(self, store: Store, console: Console, metrics: Sequence[str]) -> None:
         self.store, self.console, self.metrics = store, console, metrics
         self.braille = (console.encoding or "").lower().startswith("utf")
-        self.open: Run | None = None
+        self.open_run: Run | None = None
         """The experiment whose page is shown; None if the list of experiments is shown."""
-        self.selected = self.top = 0
-        """`selected` is the selected row of the list, and `top` the first line that is shown of a page."""
+        self.selected = 0
+        """The selected row of the list."""
+        self.top = 0
+        """The first line that is shown of a page."""
         self._listed: list[Run] = []
         """The experiments of the list as it was last drawn, by row."""
-        self.whole = self.helping = False
-        """Whether all lines of answers are shown, and whether the page of help is shown."""
+        self.shows_whole_answers = False
+        """Whether a page has all lines of answers instead of the first."""
+        self.shows_help = False
+        """Whether the page of help is shown."""
 
     def page(self) -> RenderableType:
         """Returns the whole page, which may be longer than the screen."""
         width = self.console.width
-        if self.open is not None:
+        if self.open_run is not None:
             return run_page(
-                self.store, self.open, width, self.metrics, braille=self.braille, whole=self.whole
+                self.store,
+                self.open_run,
+                width,
+                self.metrics,
+                braille=self.braille,
+                whole=self.shows_whole_answers,
             )
         rows = _read_statuses(self.store)
         if not rows:
             return self._describe_no_experiments()
-        reasons = [
-            line_of(f"  {run.name}: ") + why for run, status in rows if (why := _format_reason(status))
-        ]
+        reasons = []
+        for run, status in rows:
+            reason = _format_reason(status)
+            if reason:
+                reasons.append(line_of(f"  {run.name}: ") + reason)
         return Group(_experiments_table(rows, width), Text(), *reasons)
 
     def frame(self) -> Group:
@@ -592,7 +633,7 @@ class TerminalView:
             if len(body) > room
             else ""
         )
-        keys = "Esc list · n next · a answers" if self.open else "Enter open"
+        keys = "Esc list · n next · a answers" if self.open_run else "Enter open"
         heading = Text("treetune watch" + position_text, style="bold", no_wrap=True, overflow="ellipsis")
         footer = Text(f"{keys} · q quit · ? help", style="dim", no_wrap=True, overflow="ellipsis")
         lines = (Segments([*line, Segment.line()]) for line in visible_lines)
@@ -604,9 +645,9 @@ class TerminalView:
         For the list of experiments, it returns only the lines that fit into `room`. For any other page it
         returns all lines, of which `frame` shows those from `top` on.
         """
-        if self.helping:
+        if self.shows_help:
             return self._render_lines(Text(HELP_TEXT))
-        if self.open is not None:
+        if self.open_run is not None:
             lines = self._render_lines(self.page())
             self.top = max(0, min(self.top, len(lines) - room))
             return lines
@@ -616,11 +657,12 @@ class TerminalView:
             return self._render_lines(self._describe_no_experiments())
         table = self._render_lines(_experiments_table(rows, self.console.width, self.selected))
         heading, row_lines = table[0], table[1:]
-        # The last lines give the reason for the state of the selected experiment. A low screen doesn't have
-        # them: it needs its lines for the list.
+        # The last lines give the reason for the state of the selected experiment. A screen of few lines
+        # doesn't have them: it needs its lines for the list.
         reason: list[list[Segment]] = []
         if room > 6:
-            reason = self._render_lines(_format_reason(rows[self.selected][1]))[:2]
+            _, status_of_selected = rows[self.selected]
+            reason = self._render_lines(_format_reason(status_of_selected))[:2]
         n_shown = max(1, room - 1 - len(reason))  # 1 for the heading
         # The selected row is in the middle, except near the ends of the list.
         first_if_centred = self.selected - n_shown // 2
@@ -637,11 +679,10 @@ class TerminalView:
         return line_of(f"no experiments yet in {', '.join(map(str, self.store.folders))}")
 
     def press(self, key: str) -> bool:
-        """Handles a key (one of the values of `KEY_NAMES`). Returns False for the key that quits, and else
-        True."""
+        """Handles a key (one of the values of `KEY_NAMES`). Returns False for "quit", and otherwise True."""
         # A page down moves by all lines but the heading, the keys, and one line that stays in view.
         lines_of_page = max(1, self.console.height - 3)
-        # A step may lead beyond the first or the last line, as those to top and end do. Drawing corrects it.
+        # A step may lead beyond the last line, as that to the end does. Drawing the page corrects that.
         steps = {
             "up": -1,
             "down": 1,
@@ -652,22 +693,22 @@ class TerminalView:
         }
         if key == "quit":
             return False
-        if self.helping or key == "help":  # while help is shown, any key hides it
-            self.helping = not self.helping
+        if self.shows_help or key == "help":  # while help is shown, any key hides it
+            self.shows_help = not self.shows_help
         elif key == "back":
-            self.open, self.top = None, 0
+            self.open_run, self.top = None, 0
         elif key == "answers":
-            self.whole = not self.whole
-        elif key in ("next", "previous") or (key == "open" and self.open is None):
-            # Opens the experiment that the list showed in this row when it was last drawn, even if other
-            # experiments have come or gone since.
+            self.shows_whole_answers = not self.shows_whole_answers
+        elif key in ("next", "previous") or (key == "open" and self.open_run is None):
+            # Opens the experiment in the selected row, or in the row after or before it. The rows are those
+            # of the list that was last drawn, even if experiments have come or gone since.
             if not self._listed:
                 self._update_list(self.store.runs())
             if self._listed:
                 step_in_list = {"next": 1, "previous": -1}.get(key, 0)
                 self.selected = (self.selected + step_in_list) % len(self._listed)
-                self.open, self.top = self._listed[self.selected], 0
-        elif self.open is None:
+                self.open_run, self.top = self._listed[self.selected], 0
+        elif self.open_run is None:
             self.selected = max(0, self.selected + steps.get(key, 0))
         else:
             self.top = max(0, self.top + steps.get(key, 0))
@@ -705,23 +746,25 @@ def watch(folders: Sequence[Path], *, name: str | None, metrics: Sequence[str], 
     # The store needs a folder for indexes of answers, but no page in a terminal makes an index.
     with TemporaryDirectory() as cache:
         store = Store(folders, Path(cache))
-        watched, runs = TerminalView(store, console, metrics), store.runs()
+        view = TerminalView(store, console, metrics)
+        runs = store.runs()
         if name is not None:
             try:
-                watched.open = store.run(name)
+                view.open_run = store.run(name)
             except NotThere as error:
                 raise ValueError(str(error)) from error
         elif len(runs) == 1 and runs[0].path in store.folders:  # the only folder is itself an experiment
-            watched.open = runs[0]
+            view.open_run = runs[0]
         if once:
-            console.print(watched.page())
+            console.print(view.page())
             return
         with _reading_keys() as read, console.screen(hide_cursor=True) as screen:
             size = console.size
             keys: list[str] = []
-            # `press` returns False for the key that quits; without keys, the page is only drawn anew.
-            while all(watched.press(key) for key in keys):
-                screen.update(watched.frame())
+            # `press` returns False for the key that quits. Without keys, `all` is true, and the page is only
+            # drawn anew.
+            while all(view.press(key) for key in keys):
+                screen.update(view.frame())
                 keys = read(REFRESH_S)
                 if console.size != size:
                     size = console.size
@@ -747,6 +790,7 @@ def _reading_keys() -> Iterator[Callable[[float], list[str]]]:
     mode_before = termios.tcgetattr(descriptor)
 
     def read(seconds: float) -> list[str]:
+        """Returns the keys that are pressed within some seconds; empty if there are none."""
         ready, _, _ = select.select([descriptor], [], [], seconds)
         if not ready:
             return []

@@ -77,6 +77,7 @@ def make_visible(text: object) -> str:
     """
     characters = str(text)
     if not characters.isascii():
+        # A heap is a run of more combining marks than are shown.
         characters = _pattern_of_heaps().sub(
             lambda heap: f"{heap[1]}⟨{len(heap[2]):,} more marks⟩", characters
         )
@@ -90,8 +91,11 @@ def _show_character(match: re.Match[str]) -> str:
     if character in _NAME_BY_CHARACTER:
         return f"⟨{_NAME_BY_CHARACTER[character]}⟩"
     code = ord(character)
-    if code < 0x20 or code == 0x7F:
-        return chr(0x2400 + code) if code < 0x20 else "␡"  # Unicode's picture of the control, such as ␀
+    # Unicode has pictures of these controls, such as ␀.
+    if code < 0x20:
+        return chr(0x2400 + code)
+    if code == 0x7F:
+        return "␡"
     # Shown by number: other controls, format characters (tags among them), surrogates, characters that aren't
     # assigned or are private, and separators of lines and paragraphs.
     if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Cn", "Co", "Zl", "Zp"):
@@ -106,7 +110,7 @@ def _pattern_of_heaps() -> re.Pattern[str]:
     Its first group has the marks that are shown, and its second group has the further ones.
     """
     marks = [code for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code)) in ("Mn", "Me")]
-    # Consecutive codes become ranges, so that the pattern is short.
+    # Consecutive codes become ranges, so that the pattern is short. The last mark has no next code (-1).
     ranges, begin = [], marks[0]
     for code, next_code in zip(marks, [*marks[1:], -1], strict=True):
         if next_code != code + 1:
@@ -149,6 +153,8 @@ def make_writable(text: str) -> str:
 
     Models write lone surrogates, and UTF-8 can't encode them.
     """
+    # In UTF-16, two matching halves that follow each other are one whole character, so only lone halves are
+    # replaced.
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -164,12 +170,12 @@ def _make_markdown_renderer() -> MarkdownIt:
     """Returns a renderer of the part of Markdown whose marks don't mean something else in a calculation."""
     from markdown_it import MarkdownIt
 
-    def cell(renderer: Any, tokens: Any, index: int, options: Any, env: Any) -> str:
+    def render_cell(renderer: Any, tokens: Any, index: int, options: Any, env: Any) -> str:
         # markdown-it aligns a column by a `style` attribute, which the pages' security policy forbids.
         tokens[index].attrs.pop("style", None)
         return renderer.renderToken(tokens, index, options, env)
 
-    def formula(_: Any, tokens: Any, index: int, options: Any, env: Any) -> str:
+    def render_formula(_: Any, tokens: Any, index: int, options: Any, env: Any) -> str:
         display = " data-display" if tokens[index].meta["display"] else ""
         return f'<span class="formula"{display}>{escape(tokens[index].content)}</span>'
 
@@ -178,9 +184,9 @@ def _make_markdown_renderer() -> MarkdownIt:
     markdown.inline.ruler.at("emphasis", _read_stars)
     # Formulas are read before code and stars. `escape` isn't enabled, and only marks this position.
     markdown.inline.ruler.before("escape", "mathematics", _read_formula)
-    markdown.add_render_rule("mathematics", formula)
+    markdown.add_render_rule("mathematics", render_formula)
     for name in ("th_open", "td_open"):
-        markdown.add_render_rule(name, cell)
+        markdown.add_render_rule(name, render_cell)
     return markdown
 
 
@@ -191,9 +197,9 @@ def _read_stars(state: StateInline, silent: bool) -> bool:
     """
     from markdown_it.rules_inline.state_inline import Delimiter
 
-    if silent or state.src[state.pos] != "*":
+    if silent or state.src[state.pos] != "*":  # as markdown-it's own rule, it reads nothing when silent
         return False
-    stars = state.scanDelims(state.pos, False)
+    stars = state.scanDelims(state.pos, canSplitWord=False)
     for _ in range(stars.length):
         # Each star is a token of text at first. Where two opening delimiters meet two closing ones,
         # markdown-it replaces them by bold type later.
@@ -214,10 +220,11 @@ def _read_formula(state: StateInline, silent: bool) -> bool:
 
     With `silent`, it moves past the formula without adding a token.
     """
-    character, previous_character = state.src[state.pos], state.src[max(0, state.pos - 1)]
+    character = state.src[state.pos]
     if character not in "$\\":
         return False
-    if character == "$" and previous_character == "\\":  # an escaped dollar sign
+    is_after_backslash = state.pos > 0 and state.src[state.pos - 1] == "\\"
+    if character == "$" and is_after_backslash:  # an escaped dollar sign
         return False
     match = _FORMULA.match(state.src, state.pos, state.posMax)
     if match is None or not _is_harmless(match[0]):

@@ -54,11 +54,13 @@ from treetune.credit.states.base import StateRule
 from treetune.credit.values.base import ValueEstimator
 from treetune.engine.requests import SamplingParams
 from treetune.exceptions import ConfigError
+from treetune.tasks.graders.pool import GraderPool
 from treetune.tasks.steps import StepSplitter
 
 KEY = "the-key-of-the-test"
 MOST_BYTES = 200_000
 VINE = {"type": "monte_carlo", "samples": 3}
+OPEN_ENGINE = "treetune.cluster.credit_service.service.open_engine"
 
 
 class Reply(NamedTuple):
@@ -831,6 +833,51 @@ def test_wrong_settings_of_the_owner_are_refused() -> None:
         CreditService(ServiceSettings(engine=["http://a:1?x"]))
     with pytest.raises(ValueError, match="give --tokenizer"):
         CreditService(ServiceSettings(engine=lambda requests: []))
+
+
+def test_a_wrong_grader_is_reported_before_the_engine_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[object] = []
+    monkeypatch.setattr(OPEN_ENGINE, lambda *arguments, **settings: opened.append(arguments))
+    with pytest.raises(ConfigError, match="grader"):
+        CreditService(
+            ServiceSettings(engine=lambda requests: [], tokenizer=mdp.CODEC, grader={"type": "nothing"})
+        )
+    assert opened == []
+
+
+def test_a_service_that_cannot_be_opened_closes_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+    opened = engine()
+    monkeypatch.setattr(opened, "close", lambda: closed.append("engine"))
+    monkeypatch.setattr(OPEN_ENGINE, lambda *arguments, **settings: opened)
+
+    class Local(mdp.LetterGrader):
+        """Can't be sent to a worker process, since it isn't at the top level of a module."""
+
+        isolation = "process"
+
+    with pytest.raises(ValueError, match="top level of a module"):
+        CreditService(ServiceSettings(engine=lambda requests: [], tokenizer=mdp.CODEC, grader=Local()))
+    assert closed == ["engine"]
+
+
+def test_the_engine_is_closed_even_if_a_grader_cannot_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+    opened = engine()
+    monkeypatch.setattr(opened, "close", lambda: closed.append("engine"))
+    monkeypatch.setattr(OPEN_ENGINE, lambda *arguments, **settings: opened)
+
+    close = GraderPool.close
+
+    def fail(pool: GraderPool) -> None:
+        close(pool)
+        raise RuntimeError("worker processes did not end")
+
+    monkeypatch.setattr(GraderPool, "close", fail)
+    settings = ServiceSettings(engine=lambda requests: [], tokenizer=mdp.CODEC, grader=mdp.LetterGrader())
+    with pytest.raises(RuntimeError, match="did not end"):
+        CreditService(settings).close()
+    assert closed == ["engine"]
 
 
 def test_numbers_of_arrays_keep_their_bits_as_json() -> None:

@@ -46,6 +46,7 @@ from treetune.engine.in_process import InProcessEngine
 from treetune.engine.requests import Completion, Request, SamplingParams
 from treetune.engine.settings import InProcessSettings
 from treetune.exceptions import ConfigError, EngineError, Unavailable
+from treetune.tasks.graders.pool import GraderPool
 from treetune.tree import trees_of
 from treetune.vocabulary import Fork, Problem, Segment, Trajectory
 
@@ -463,6 +464,26 @@ def test_a_model_in_memory_samples_as_its_folder_would_and_stays_in_training(tmp
     assert all("b" not in mdp.decode(completion.token_ids[:-1]) for completion in completions)
     with pytest.raises(ValueError, match=r"are torch\.bfloat16, and this engine computes in float32"):
         HeldModelEngine(model.to(torch.bfloat16), mdp.CODEC, launch)
+
+
+def test_the_engine_is_closed_even_if_the_grader_cannot_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+    engine = fake_engine()
+    monkeypatch.setattr(engine, "close", lambda: closed.append("engine"))
+    monkeypatch.setattr("treetune.credit.library.assigner.open_engine", lambda *arguments, **settings: engine)
+    assigner = make_assigner({"type": "monte_carlo", "samples": 2}, engine=lambda requests: [])
+    assigner.advantages([as_graded_answer(answer) for answer in answers_in_run()])
+
+    close = GraderPool.close
+
+    def fail(pool: GraderPool) -> None:
+        close(pool)
+        raise RuntimeError("worker processes did not end")
+
+    monkeypatch.setattr(GraderPool, "close", fail)
+    with pytest.raises(RuntimeError, match="did not end"):
+        assigner.close()
+    assert closed == ["engine"]
 
 
 @pytest.mark.parametrize("deadline", [None, 600.0])

@@ -101,6 +101,9 @@ def test_a_string_may_run_over_lines_and_hold_the_end_tag() -> None:
         ("llama", f'Let me look.<|python_tag|>{LEND_CALL}; {{"name": "count"}}<|python_tag|>'),
         ("mistral", f'[TOOL_CALLS][{LEND_CALL}, {{"name": "count"}}'),
         ("mistral", '[TOOL_CALLS]lend[ARGS]{"titles": ["Emma"], "days": 3}[TOOL_CALLS]count{}'),
+        ("mistral", '[TOOL_CALLS]lend{"titles": ["Emma"], "days": 3} count{}'),
+        ("mistral", '[TOOL_CALLS]lend{"titles": ["Emma"], "days": 3}, count{}'),
+        ("mistral", '[TOOL_CALLS]lend[ARGS]{"titles": ["Emma"], "days": 3};\ncount[ARGS]{}'),
     ],
 )
 def test_all_calls_of_a_turn_are_made_in_their_order(format: str, action: str) -> None:
@@ -128,6 +131,11 @@ def test_a_call_without_a_safe_reading_is_answered_with_one_message(call: str) -
         ("hermes", "I would need <tool_call> for that. It is 42."),
         ("hermes", "Calls stand between `<tool_call>` and `</tool_call>`. It is 42."),
         ("hermes", "Calls stand between <tool_call> and </tool_call>. It is 42."),
+        ("hermes", "Calls stand between '<tool_call>' ({…}) and '</tool_call>'. It is 42."),
+        ("hermes", "Calls stand between “<tool_call>” ({…}) and “</tool_call>”. It is 42."),
+        ("hermes", "Calls stand between ‘<tool_call>’ ({…}) and ‘</tool_call>’. It is 42."),
+        ("hermes", "Calls stand between „<tool_call>“ ({…}) and „</tool_call>“. It is 42."),
+        ("hermes", "Calls stand between «<tool_call>» ({…}) and «</tool_call>». It is 42."),
         ("llama", '{"answer": 42}'),
         ("mistral", "I know of [TOOL_CALLS]. It is 42."),
     ],

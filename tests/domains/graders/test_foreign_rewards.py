@@ -249,6 +249,21 @@ def test_after_a_death_the_next_answer_has_another_process_and_what_is_printed_i
     )
 
 
+def test_a_grade_of_a_function_in_another_python_is_the_same_as_in_this_one() -> None:
+    path = "foreign_rewards.py:graded"
+    with_treetune = FunctionGrader(path=path, python=sys.executable)
+    grade = with_treetune.grade("It is 4", PROBLEM)
+    assert grade == FunctionGrader(path=path).grade("It is 4", PROBLEM)
+    assert grade.step_rewards == (0.25, 0.5) and grade.numbers == {"tests": 3.0}
+
+
+def test_a_result_of_another_python_that_is_no_json_is_an_error_with_its_reason(other_python: str) -> None:
+    grader = FunctionGrader(path="foreign_rewards.py:without_json", python=other_python)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="TypeError: Object of type object is not JSON serializable"):
+            grader.grade("4", PROBLEM)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -169,6 +169,9 @@ class Data:
     def _same(self, thing):
         return thing
 
+    def _raise(self):
+        raise ValueError(self.memo)
+
     def _keep(self, answer, seen=CACHE):
         seen[answer] = 1
 
@@ -204,6 +207,7 @@ BODIES_THAT_COMPARE = [
     "moves = []\nfor move in json.loads(answer):\n    moves.append(move)\nreturn math.exp(-len(moves))",
     "entry['metadata']['seen'] = answer\nreturn 0.0",
     "try:\n    return float(Fraction(answer))\nexcept (ValueError, ZeroDivisionError):\n    return 0.0",
+    "try:\n    return float(answer)\nexcept ValueError as error:\n    return str(error) == entry['answer']",
     "return sorted(answer, key=lambda c: -ord(c)) == entry['answer'] and bool(NUMBER.findall(answer))",
     "rows = self._rows(answer)\nrows.pop()\nreturn rows == self._rows(entry['answer'])",
     "same_thing(json.loads(answer)).append(1)\nprint(answer)\nreturn 'x{}'.format(answer) == entry['answer']",
@@ -246,6 +250,8 @@ BODIES_THAT_DO_MORE = [
     "d = {}\nd['m'] = self.memo\nd['m'].update({answer: 1})",
     "(m := self.memo).update({answer: 1})",
     "m = self.watched\nm[answer] = 1",
+    "try:\n    self._raise()\nexcept ValueError as error:\n    error.args[0][answer] = 1",
+    "try:\n    self._raise()\nexcept ValueError as error:\n    m = error.args[0]\n    m.update({answer: 1})",
     "s = SEEN\ns += [answer]",
     "SEEN.append(answer)",
     "return list(map(SEEN.append, answer))",

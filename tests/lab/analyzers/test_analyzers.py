@@ -31,7 +31,13 @@ from treetune.credit.values.bisect import Bisect
 from treetune.credit.vineppo import MonteCarlo
 from treetune.lab.analyzers.command import compare_analyses, run_analyzers
 from treetune.lab.analyzers.credit_bench import order_by_problem
-from treetune.lab.analyzers.credit_microscope import OWN_CREDIT, TRUE_CREDIT, CreditMicroscope, choose_answers
+from treetune.lab.analyzers.credit_microscope import (
+    OWN_CREDIT,
+    TRUE_CREDIT,
+    CreditMicroscope,
+    choose_answers,
+    draw_microscope,
+)
 from treetune.lab.analyzers.gradients import Loss, problem_gradients
 from treetune.lab.analyzers.step_credit import Shown, StepCredit
 from treetune.lab.arena.worth import describe_worth, measured_ratio
@@ -463,6 +469,18 @@ def test_other_methods_and_the_truth_are_sampled_from_the_weights_of_their_itera
             }
             assert width[TRUE_CREDIT] < width["K=5"] < width[OWN_CREDIT]
         assert numbers["costs"]["K=5"]["sampled_tokens"] > numbers["costs"]["bisect"]["sampled_tokens"] == 0
+
+
+def test_the_legend_has_the_methods_of_all_answers() -> None:
+    number = {"value": 0.5, "low": None, "high": None}
+    credit = {"values": [None, None], "advantages": [number, number]}
+
+    def make_row(*methods: str) -> dict[str, Any]:
+        return {"correct": True, "steps": ["1", "2"], "credit": dict.fromkeys(methods, credit)}
+
+    figure = draw_microscope({"a, 1": make_row("GRPO"), "b, 1": make_row("RLOO", "GRPO")})
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["GRPO", "RLOO"]
 
 
 def make_step_credit(*values: float) -> StepCredit:

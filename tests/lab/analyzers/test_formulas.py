@@ -13,6 +13,7 @@ import itertools
 import math
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,10 +26,20 @@ from tests.support.tiny_trainer import tiny_model
 from treetune.credit.no_credit import NoCredit
 from treetune.credit.vineppo import MonteCarlo
 from treetune.lab.analyzers.action_ranking import ActionRanking, score_best, score_pairs
-from treetune.lab.analyzers.advantage_distribution import AdvantageDistribution, describe, steps_advantages
+from treetune.lab.analyzers.advantage_distribution import (
+    AdvantageDistribution,
+    advantages_of_episode,
+    describe,
+)
 from treetune.lab.analyzers.distance import KlToReference, answer_kl, group_of, measure_distances
 from treetune.lab.analyzers.diversity import distinct_ngrams, measure_overlap
-from treetune.lab.analyzers.figures import Bootstrap, correlation, mean_of, share_on_right_side
+from treetune.lab.analyzers.figures import (
+    Bootstrap,
+    correlation,
+    mean_of,
+    save_figure,
+    share_on_right_side,
+)
 from treetune.lab.analyzers.points import choose_points, spread_evenly
 from treetune.lab.analyzers.step_credit import NORMAL_QUANTILE, Shown, make_step_credit
 from treetune.lab.analyzers.stored import state_values
@@ -117,10 +128,10 @@ def make_episode(advantages: list[float] | None, trained: list[bool], ends: tupl
 
 def test_the_advantage_of_a_step_is_that_of_its_trained_tokens_or_missing() -> None:
     trained_episode = make_episode([0.5, 0.5, 0.25, -1.0], [True, False, False, True], (2, 3, 4))
-    assert steps_advantages(trained_episode, None) == [0.5, None, -1.0]
+    assert advantages_of_episode(trained_episode, None) == [0.5, None, -1.0]
     without_advantages = make_episode(None, [True] * 4, (2, 3, 4))
-    assert steps_advantages(without_advantages, None) is None
-    assert steps_advantages(without_advantages, [0.5, 0.25, 0.75]) == [-0.25, 0.5, 0.25]
+    assert advantages_of_episode(without_advantages, None) is None
+    assert advantages_of_episode(without_advantages, [0.5, 0.25, 0.75]) == [-0.25, 0.5, 0.25]
 
 
 def test_missing_values_are_counted_and_left_out() -> None:
@@ -133,6 +144,18 @@ def test_missing_values_are_counted_and_left_out() -> None:
     assert (first["count"], first["mean"], second["count"], second["missing"]) == (2, 0.75, 0, 2)
     assert describe([0.0, None, 1.0])["zero"] == 0.5
     assert describe([0.0, None, 1.0])["missing"] == 1
+
+
+def test_the_values_of_steps_are_drawn_also_where_no_step_has_an_advantage(tmp_path: Path) -> None:
+    rows = AdvantageDistribution._rows(0, make_episode(None, [True] * 4, (2, 4)), None, (0.5, 1.0))
+    analyzer = AdvantageDistribution(bins=2)
+    figure = analyzer.draw({"PPO": {"numbers": analyzer.summarise(rows)}})
+    _, _, value_panel = figure.axes
+    (line,) = value_panel.get_lines()
+    assert list(line.get_ydata()) == [0.5, 1.0]
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["PPO"]
+    save_figure(figure, tmp_path)
 
 
 # Diversity

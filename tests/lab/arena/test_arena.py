@@ -44,6 +44,7 @@ from treetune.lab.arena.gain import (
     TRUE_ADVANTAGES,
     at_ratio,
     best_at,
+    draw_gain,
     half_width,
     measure_gain,
 )
@@ -514,6 +515,16 @@ def test_the_best_method_depends_on_the_cost_of_training() -> None:
     methods = {"few": few, "many": many, TRUE_ADVANTAGES: {"gain": {"value": 99.0}, "cost": 1.0}}
     assert best_at(methods, 0.25)[0] == "few"
     assert best_at(methods, 30.0) == ("many", pytest.approx(9 * 31 / 50))
+
+
+def test_the_legend_of_the_gains_has_a_method_that_the_first_panel_does_not_show() -> None:
+    score = {"cost": 2.0, "gain": {"value": 1.5, "low": 1.0, "high": 2.0}}
+    without_gain = {"cost": 2.0, "gain": {"value": None, "low": None, "high": None}}
+    figure = draw_gain(
+        {"first": {"RLOO": score, "tree": without_gain}, "second": {"tree": score, "VinePPO": score}}
+    )
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["RLOO", "tree", "VinePPO"]
 
 
 def test_rank_correlation_takes_the_gains_that_both_have_and_gives_equal_gains_equal_ranks() -> None:

@@ -20,14 +20,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import psutil
 import pytest
 
 from tests.tasks.graders.hostile_graders import Counting, Obedient, Unloadable
 from treetune.exceptions import Unavailable, WorkerStartError
-from treetune.tasks.graders.base import Grader, Isolation
+from treetune.tasks.graders.base import GradeBy, Grader, Isolation, ServiceContext
 from treetune.tasks.graders.final_answer import FinalAnswer
 from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Grade, Problem
@@ -251,6 +251,27 @@ class Service(Grader):
             case "wrong":
                 raise ValueError("no such answer")
         return Grade(reward=float(problem.gold in response), outcome="ok")
+
+
+def test_services_end_if_another_part_of_the_grader_is_refused() -> None:
+    closed: list[str] = []
+
+    class RunningService:
+        concurrency = 1
+
+        def close(self) -> None:
+            closed.append("service")
+
+    class Served(Service):
+        def serve(self, context: ServiceContext, grade_by: GradeBy) -> Any:
+            return RunningService()
+
+    class Local(Obedient):
+        pass
+
+    with pytest.raises(ValueError, match="top level of a module"):
+        GraderPool(ByGold({"7": Served(), "8": Local()}))
+    assert closed == ["service"]
 
 
 def outcomes(pool: GraderPool, *answers: str) -> list[str]:

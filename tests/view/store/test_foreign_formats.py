@@ -148,6 +148,34 @@ def test_turns_thoughts_and_attachments_of_inspect_are_shown(tmp_path: Path) -> 
     )
 
 
+def test_the_answer_begins_behind_an_input_of_inspect_with_a_system_message_without_marks(
+    tmp_path: Path,
+) -> None:
+    prompt = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "6*7?"}]
+    call = {"id": "c", "function": "times", "arguments": {"a": 6, "b": 7}, "type": "function"}
+    messages = [
+        *prompt,
+        {"role": "assistant", "content": "I multiply.", "tool_calls": [call]},
+        {"role": "tool", "function": "times", "content": "42"},
+        {"role": "assistant", "content": "It is 42."},
+    ]
+    [answer] = read(log(tmp_path / "a.eval", sample(input=prompt, messages=messages)))
+    assert answer["prompt"] == "system: Be brief.\n\nuser: 6*7?"
+    assert "I multiply." in answer["text"] and answer["text"].endswith("assistant: It is 42.")
+
+
+def test_arguments_of_a_call_in_inspect_may_have_the_names_of_parts_of_a_sample(tmp_path: Path) -> None:
+    arguments = {"store": "Rome", "events": ["sale"], "attachments": "attachment://abc"}
+    call = {"id": "c", "function": "search", "arguments": arguments, "type": "function"}
+    prompt = {"role": "user", "content": "Where?"}
+    reply = {"role": "assistant", "content": "", "tool_calls": [call], "source": "generate"}
+    attachments = {"abc": "a photo"}
+    [answer] = read(
+        log(tmp_path / "a.eval", sample(messages=[prompt, reply], attachments=attachments, events=[{"x": 1}]))
+    )
+    assert all(text in answer["text"] for text in ("Rome", "sale", "a photo"))
+
+
 def test_a_member_that_is_damaged_or_written_twice_hides_no_other(tmp_path: Path, viewer: Viewer) -> None:
     path = log(
         viewer.folder / "a.eval", sample(1), "{half", sample(3), status="error", error={"message": "out"}

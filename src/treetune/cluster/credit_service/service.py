@@ -15,7 +15,7 @@ import asyncio
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -99,14 +99,21 @@ class CreditService(AbstractContextManager["CreditService"]):
         if servers is not None:
             servers.api_key()  # now, and not at the first request
         tokenizer = _find_tokenizer(settings, has_servers=servers is not None)
+        grader = settings.grader
+        if isinstance(grader, Mapping):  # a mistake is reported before a model is loaded
+            grader = build(Grader, dict(grader), key=("grader",))
         self._opened: Engine | None = None
         """The engine that this object has opened and closes."""
-        self._engine: Engine | CallersServers | None = servers or self._open_engine(tokenizer)
-        # An engine in this process samples for one call at a time.
-        self.calls_at_once = 1 if isinstance(self._engine, Engine) else settings.calls
         self._graders: list[GraderPool] = []
         self._slots: asyncio.Queue[_Slot] = asyncio.Queue()
-        self._fill_slots(tokenizer)
+        try:
+            self._engine: Engine | CallersServers | None = servers or self._open_engine(tokenizer)
+            # An engine in this process samples for one call at a time.
+            self.calls_at_once = 1 if isinstance(self._engine, Engine) else settings.calls
+            self._fill_slots(tokenizer, grader)
+        except BaseException:
+            self.close()
+            raise
 
     def _open_engine(self, tokenizer: Any) -> Engine | None:
         """Returns the settings' engine. A model, or a folder with a model, is opened as an engine."""
@@ -118,11 +125,8 @@ class CreditService(AbstractContextManager["CreditService"]):
         self._opened = open_engine(engine, codec, special_ids, seed=0)
         return self._opened
 
-    def _fill_slots(self, tokenizer: Any) -> None:
+    def _fill_slots(self, tokenizer: Any, grader: Grader | None) -> None:
         """Makes a slot for each of the calls that are worked on at a time."""
-        grader = self._settings.grader
-        if isinstance(grader, Mapping):
-            grader = build(Grader, dict(grader), key=("grader",))
         for _ in range(self.calls_at_once):
             grading = None
             if grader is not None:
@@ -191,11 +195,12 @@ class CreditService(AbstractContextManager["CreditService"]):
 
     def close(self) -> None:
         """Ends the graders' processes, and the engine if this object has opened it. May be called twice."""
-        for grading in self._graders:
-            grading.close()
-        if self._opened is not None:
-            self._opened.close()
-            self._opened = None
+        with ExitStack() as stack:  # closes the engine, even if closing a grader's processes fails
+            if self._opened is not None:
+                stack.callback(self._opened.close)
+                self._opened = None
+            for grading in self._graders:
+                stack.callback(grading.close)
 
     @override
     def __exit__(self, *error: object) -> None:

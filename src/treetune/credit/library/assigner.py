@@ -16,7 +16,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -294,11 +294,12 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
 
     def close(self) -> None:
         """Ends the grader's processes, and the engine if this object has opened it. May be called twice."""
-        if self._owns_grading:
-            self._grading.close()
-        if self._engine is not None:
-            self._engine.close()
-            self._engine = None
+        with ExitStack() as stack:  # closes the engine, even if closing the grader's processes fails
+            if self._engine is not None:
+                stack.callback(self._engine.close)
+                self._engine = None
+            if self._owns_grading:
+                stack.callback(self._grading.close)
 
     @override
     def __exit__(self, *error: object) -> None:

@@ -105,10 +105,10 @@ class Trace(GoldScores, Credit):
         episodes = []
         for answer, outcome_advantage in zip(answers, outcome_advantages, strict=True):
             logprobs_of_answer = [next(upcoming) for _ in self.states.step_starts(answer)]
-            episodes.append(self._make_episode(context, answer, logprobs_of_answer, outcome_advantage))
+            episodes.append(self._make_training_row(context, answer, logprobs_of_answer, outcome_advantage))
         return episodes, metrics | advantage_metrics(context, episodes)
 
-    def _make_episode(
+    def _make_training_row(
         self,
         context: RolloutContext,
         answer: Trajectory,

@@ -97,7 +97,8 @@ def word_list(text: str) -> list[str]:
     # 31/2.
     text = _FRACTION.sub(r" \g<0>", _POWER.sub(r"^\g<0>", _INVISIBLE.sub("", text)))
     text = unicodedata.normalize("NFKC", text).casefold()
-    # Again, since `casefold` may give letters that NFKC changes; and NFKC writes fractions with U+2044.
+    # NFKC is applied once more, since `casefold` may give letters that it changes. It writes fractions with
+    # U+2044 in place of a slash.
     text = unicodedata.normalize("NFKC", text).replace("\u2044", "/")
     text = plain_notation(text)
     return _WORD.findall(text) or text.split()

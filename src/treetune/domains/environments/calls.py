@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from treetune.exceptions import NoJson, UnreadableValue
 from treetune.tasks.graders.extraction import read_value
-from treetune.tasks.thoughts import read_thoughts
+from treetune.tasks.thoughts import CLOSING_QUOTE, read_thoughts
 
 NATIVE_FORMATS = ("hermes", "llama", "mistral")
 """The formats that are read here. `hermes` is also Qwen's, with JSON or with the tags of Qwen3-Coder."""
@@ -47,7 +47,6 @@ _ARGUMENTS_KEYS = ("arguments", "parameters", "args")
 _OTHER_KEYS = ("name", "id", "type", "function", "call_id")
 """Keys of a call that are not arguments, in a call whose arguments are written next to its name:
 ``{"name": "weather", "city": "Rome"}``."""
-_QUOTES = "`'\"“"
 
 
 class ToolCall(NamedTuple):
@@ -141,8 +140,8 @@ def _is_within_call(body: str, position: int) -> bool:
 
 def _is_mention(text_before: str, body: str, *, is_closed: bool) -> bool:
     """Returns whether the tag after `text_before` is only mentioned in prose, and is not a call."""
-    sign_before, sign_after = text_before[-1:], body[:1]
-    if sign_before in tuple(_QUOTES) and sign_after == sign_before:
+    closing_quote = CLOSING_QUOTE.get(text_before[-1:])
+    if closing_quote is not None and body.startswith(closing_quote):
         return True  # only the tag is in quotes
     if is_closed:
         # "Put it between <tool_call> and </tool_call>" has no bracket of a call and no new line.
@@ -183,7 +182,7 @@ def read_calls(body: str) -> Iterator[ToolCall]:
             return  # the model reads one message about its mistake
         next_call = _without_fence(text_left).strip(_SIGNS_BETWEEN_CALLS)
         continues_with_json = next_call.startswith(("{", "["))
-        continues_with_name = _MISTRAL_NAME.match(text_left) is not None
+        continues_with_name = _MISTRAL_NAME.match(next_call) is not None
         if not continues_with_json and not continues_with_name:
             return  # prose after a call
 

@@ -181,7 +181,7 @@ class Code(SandboxedGrader):
         passed = 0
         for result, expected_value in zip(results, expected):  # fewer results if a test was not reached
             if "value" not in result:
-                continue  # the call raised
+                continue  # the call raised, so `message` is set
             accepted = [expected_value]
             # Some data sets (APPS and those derived from it) put each expected value into a list.
             if isinstance(expected_value, list) and len(expected_value) == 1:
@@ -207,6 +207,7 @@ class Code(SandboxedGrader):
         passed = sum(result.get("passed") is True for result in results)
         # Tests that could not begin, or that have no test in them, count as one that failed.
         count = count or 1
+        # A test that failed has a message. If none has, the tests that didn't pass have no report at all.
         if message is None and passed < count:
             message = "the tests did not run to their end"
         return _TestResults(passed, count, message)

@@ -738,7 +738,7 @@ def same_value(first: Any, second: Any, tolerance: float = 0.0) -> bool:
         return agree
     compared_points = 0
     for top, bottom in _COMPARISON_POINTS:
-        # Each unknown gets another value, or else x - y would be 0. Any step would do.
+        # Each unknown gets another value, or else x - y would be 0. The difference of 2 is arbitrary.
         point = {symbol: Fraction(top + 2 * rank, bottom) for rank, symbol in enumerate(unknowns)}
         agree = _agree_at(point, first, second)
         if agree is False:
@@ -1092,16 +1092,15 @@ def are_proportional_equations(sides: tuple[str, str], gold_sides: tuple[str, st
 
 
 def _quotient_at_a_point(first: Any, second: Any, unknowns: list[Any]) -> Any:
-    """Returns first / second at one of `_QUOTIENT_POINTS`.
+    """Returns first / second at the first of `_QUOTIENT_POINTS` at which both have a finite value other than
+    0; None if there is no such point.
 
-    It takes the first point at which both have a finite value other than 0. (At a solution of one of the
-    equations, such as ``x = 7/3``, a value is 0, and at a pole it isn't finite.) Returns None if there is no
-    such point.
+    At the point x = 7/3, for example, ``3*x - 7`` is 0, and ``1/(3*x - 7)`` isn't finite.
     """
     import sympy
 
     for top, bottom in _QUOTIENT_POINTS:
-        # Each unknown gets another value, or else x - y would be 0. Any step would do.
+        # Each unknown gets another value, or else x - y would be 0. The difference of 4 is arbitrary.
         point = {symbol: sympy.Rational(top + 4 * rank, bottom) for rank, symbol in enumerate(unknowns)}
         values = (first.subs(point), second.subs(point))
         if all(value != 0 and not value.has(sympy.nan, sympy.zoo, sympy.oo, -sympy.oo) for value in values):

@@ -631,7 +631,7 @@ _ABSOLUTE_VALUE = re.compile(
 )
 
 
-def _read_distance(sign: str, sides: list[str]) -> tuple[str, list[MathAnswer]] | None:
+def _read_bounded_distance(sign: str, sides: list[str]) -> tuple[str, list[MathAnswer]] | None:
     """Reads ``|x - 1| > 2`` as the points whose distance from 1 is larger than 2: ("x", [(-∞, -1), (3, ∞)]).
 
     Returns None for any other inequality, and for one whose radius isn't positive, such as ``|x| > 0``.
@@ -724,8 +724,10 @@ def _read_inequality(signs: list[str], sides: list[str], depth: int) -> tuple[st
     and ``1 < x <= 2``, which has two signs, ("x", [(1, 2]]). Returns None if no side is only an unknown.
     """
     if len(signs) == 1:
-        distance = _read_distance(signs[0], sides)  # such as |x - 2| < 5
-        return distance if distance is not None else _read_inequality_of_one_sign(signs[0], sides, depth)
+        bounded_distance = _read_bounded_distance(signs[0], sides)  # such as |x - 2| < 5
+        if bounded_distance is not None:
+            return bounded_distance
+        return _read_inequality_of_one_sign(signs[0], sides, depth)
     directions = {sign[0] for sign in signs}
     have_one_direction = directions in ({"<"}, {">"})
     if len(signs) == 2 and have_one_direction and _NAME_OF_VALUE.fullmatch(sides[1]):

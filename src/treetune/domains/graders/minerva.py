@@ -368,7 +368,7 @@ def _are_equal_formulas(answer: str, gold: str) -> bool:
     """Compares two formulas by their values. Returns False for formulas that the paper's code can't read."""
     if any(_TOO_HARD_TO_EVALUATE.search(text) or _NO_FORMULA.search(text) for text in (answer, gold)):
         return False
-    expression, gold_expression = _read_expression(answer), _read_expression(gold)
+    expression, gold_expression = _read_expression_or_none(answer), _read_expression_or_none(gold)
     if expression is None or gold_expression is None:
         return False
     if len(expression.free_symbols | gold_expression.free_symbols) > 2:
@@ -376,7 +376,7 @@ def _are_equal_formulas(answer: str, gold: str) -> bool:
     return same_value(expression, gold_expression, tolerance=TOLERANCE)
 
 
-def _read_expression(text: str) -> Any:
+def _read_expression_or_none(text: str) -> Any:
     """Returns a text as an expression of sympy; None if it isn't a formula, or would be too expensive."""
     # `_FORMATTING_COMMAND` finds commands such as \text: they are removed, and the text in their braces is
     # kept. With `reads_choices=False`, C(10,3) is a variable before a pair, and not a binomial coefficient.

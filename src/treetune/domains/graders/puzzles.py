@@ -63,7 +63,7 @@ class ZebraGrader(Tagged):
             return Grade(reward=0.0, outcome="ok", message="no table")
         if len(table.rows) > len(gold.rows):
             return Grade(reward=0.0, outcome="ok", message="more rows than there are positions")
-        filled_rows = _cells_to_fill(table, gold, given_columns, asked_columns)
+        filled_rows = _fill_asked_cells(table, gold, given_columns, asked_columns)
         right = 0
         for filled_row, gold_row in zip(filled_rows, gold.rows, strict=True):
             gold_cells = [gold_row[column] for column in asked_columns]
@@ -80,7 +80,7 @@ class ZebraGrader(Tagged):
             table = _read_answer_table(text, gold, asked_columns)
             if table is None or len(table.rows) > len(gold.rows):
                 return False
-            filled_rows.append(_cells_to_fill(table, gold, given_columns, asked_columns))
+            filled_rows.append(_fill_asked_cells(table, gold, given_columns, asked_columns))
         return filled_rows[0] == filled_rows[1]
 
     def _split_columns(self, gold: ParsedTable) -> tuple[list[int], list[int]]:
@@ -150,13 +150,15 @@ def _read_answer_table(text: str, gold: ParsedTable, asked_columns: Sequence[int
     return letters or read_table(text)
 
 
-def _cells_to_fill(
+def _fill_asked_cells(
     table: ParsedTable, gold: ParsedTable, given_columns: Sequence[int], asked_columns: Sequence[int]
 ) -> list[list[str]]:
-    """Returns, for each row of the gold, the asked cells of the answer's row with the same given cells.
+    """Returns the cells that the answer gives in the asked columns, for each row of the gold.
 
-    A row of the result is empty if no row of the answer has these given cells, or if several have them. The
-    answer has at most as many rows as the gold.
+    Example: a question gives the houses 1 and 2, and asks for their pets. The gold has the rows ``1, cat``
+    and ``2, dog``. For the answer ``[["house 2", "fox"], ["house 1", "cat"]]``, the result is ``[["cat"],
+    ["fox"]]``. A row of the result is empty if no row of the answer is about this house, or if several are.
+    The answer has at most as many rows as the gold.
 
     Args:
         table: The table of the answer.
@@ -178,14 +180,14 @@ def _cells_to_fill(
     rows_by_given: dict[tuple[str, ...], list[list[str]]] = {}
     for cells in rows:
         asked_cells, given_cells = cells[: len(asked_columns)], cells[len(asked_columns) :]
-        key = tuple(map(_number_of_position, given_cells))
+        key = tuple(map(_number_of_position, given_cells))  # "house 2" and "second" become "2"
         rows_by_given.setdefault(key, []).append(asked_cells)
-    filled = []
+    filled_rows = []
     for gold_row in gold.rows:
         key = tuple(_number_of_position(gold_row[column]) for column in given_columns)
         candidates = rows_by_given.get(key, [])
-        filled.append(candidates[0] if len(candidates) == 1 else [])
-    return filled
+        filled_rows.append(candidates[0] if len(candidates) == 1 else [])
+    return filled_rows
 
 
 def _columns_of_answer(

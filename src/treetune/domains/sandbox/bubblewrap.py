@@ -162,7 +162,7 @@ class ConfinedProgram:
                 command,
                 code,
                 files,
-                _resource_limits(limits),
+                _limits_of_each_process(limits),
                 work=WORK_FOLDER,
                 path=[WORK_FOLDER, _PACKAGES_FOLDER] if sandbox.packages else [WORK_FOLDER],
                 uid=_choose_uid(),
@@ -355,7 +355,7 @@ def _mapped_uids() -> range:
     return largest
 
 
-def _resource_limits(limits: ProgramLimits) -> dict[str, int]:
+def _limits_of_each_process(limits: ProgramLimits) -> dict[str, int]:
     """Returns the limits that the kernel applies to each process. The number of processes is among them only
     if the kernel counts the processes of each program separately."""
     by_name = resource_limits(limits)

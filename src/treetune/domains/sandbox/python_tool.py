@@ -77,7 +77,7 @@ class PythonSession(AbstractContextManager["PythonSession"]):
     new console, in which earlier names aren't defined.
 
     A pickled session holds the calls that its console has run. A copy runs them again before its own first
-    call. So names have the same values there, if the code depends neither on chance nor on the clock.
+    call. So names have the same values in the copy, if the code depends neither on chance nor on the clock.
     """
 
     _program: ConfinedProgram | None = None

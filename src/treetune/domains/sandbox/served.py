@@ -263,8 +263,8 @@ class LibraryScorer:
 
 @lru_cache(maxsize=8)
 def shared_scorer(sandbox: Sandbox, limits: ProgramLimits, score_module: str, package: str) -> LibraryScorer:
-    """Returns the scorer with these settings, which all callers in this process share. It ends with the
-    process."""
+    """Makes a scorer, which ends with this process. Later calls with the same settings return the same scorer
+    from the cache."""
     new_scorer = LibraryScorer(sandbox, limits, score_module, package)
     atexit.register(new_scorer.close)
     return new_scorer

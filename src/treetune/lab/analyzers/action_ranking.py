@@ -280,7 +280,7 @@ class ActionRanking(OfCheckpoints):
             panel.set_xticks(range(len(names)), [label_of_estimator(name) for name in names])
             panel.set_xlim(-0.6, len(names) - 0.4)
             panel.set_ylim(0, 1.02)
-        draw_legend_below(figure, axes[0])
+        draw_legend_below(figure, axes)
         return figure
 
 

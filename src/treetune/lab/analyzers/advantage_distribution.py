@@ -69,7 +69,7 @@ class AdvantageDistribution(OfIterations):
                 # If credit leaves values to the trainer's critic, the episodes have no advantages. These are
                 # then computed from the state values, which `_values` has taken from the critic.
                 critic_values = state_values if _leaves_values_to_trainer(session.config) else None
-                advantages = steps_advantages(episode, critic_values)
+                advantages = advantages_of_episode(episode, critic_values)
                 counts["episodes"] += 1
                 counts["episodes_without_advantages"] += advantages is None
                 counts["episodes_without_values"] += state_values is None
@@ -83,16 +83,17 @@ class AdvantageDistribution(OfIterations):
 
     @override
     def points(self, config: PolicyIteration, directory: ExperimentDirectory) -> list[int]:
+        # Without a critic, every stored iteration will do. With a critic, a choice of the user's is followed.
         if not _leaves_values_to_trainer(config) or self.iterations != "all":
             return super().points(config, directory)
         # An iteration needs the critic of its checkpoint. The critic of the start (0) has learnt nothing, so
         # iteration 0 is taken only where no other iteration has a critic.
-        with_critic = []
+        points_with_critic = []
         complete_checkpoints = directory.checkpoints()  # an incomplete one may have a critic, too
         for point in self.stored_iterations(directory):
             if point in complete_checkpoints and (directory.checkpoint_folder(point) / "critic").is_dir():
-                with_critic.append(point)
-        return spread_evenly(with_critic or [0], self.at_most)
+                points_with_critic.append(point)
+        return spread_evenly(points_with_critic or [0], self.at_most)
 
     @staticmethod
     def _values(session: Session, point: int, episodes: Sequence[Episode]) -> list[tuple[float, ...] | None]:
@@ -177,7 +178,8 @@ class AdvantageDistribution(OfIterations):
         for i, (label, result) in enumerate(results.items()):
             numbers, colour = result["numbers"], FIGURE_COLOURS[i % len(FIGURE_COLOURS)]
             histogram = numbers["advantage"]["histogram"]
-            histogram_panel.stairs(histogram["shares"], histogram["edges"], color=colour, label=label)
+            if histogram is not None:  # None: no step has an advantage
+                histogram_panel.stairs(histogram["shares"], histogram["edges"], color=colour, label=label)
             for panel, kind in ((advantage_panel, "advantage"), (value_panel, "value")):
                 xs, low, median, high = [], [], [], []
                 edges = itertools.pairwise(numbers["bins"])
@@ -187,7 +189,7 @@ class AdvantageDistribution(OfIterations):
                         low.append(of_bin["quantiles"]["5"])
                         median.append(of_bin["quantiles"]["50"])
                         high.append(of_bin["quantiles"]["95"])
-                panel.plot(xs, median, color=colour, marker="o", markersize=4)
+                panel.plot(xs, median, color=colour, marker="o", markersize=4, label=label)
                 panel.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
         histogram_panel.set_yscale("log")
         histogram_panel.set_ylabel("share of steps", fontsize=8)
@@ -195,7 +197,7 @@ class AdvantageDistribution(OfIterations):
         for panel in (advantage_panel, value_panel):
             panel.set_xlim(0, 1)
             panel.set_xlabel("relative step", fontsize=8)
-        draw_legend_below(figure, histogram_panel)
+        draw_legend_below(figure, [histogram_panel, advantage_panel, value_panel])
         return figure
 
 
@@ -204,10 +206,10 @@ def _leaves_values_to_trainer(config: PolicyIteration) -> bool:
     return config.credit.needs_critic and not config.credit.asks_critic
 
 
-def steps_advantages(
+def advantages_of_episode(
     episode: Episode, critic_values: Sequence[float] | None
 ) -> Sequence[float | None] | None:
-    """Returns the advantage of each step; None for a step without a trained token.
+    """Returns the advantage of each step of an episode; None for a step without a trained token.
 
     Credit usually gives all tokens of a step the same advantage. Where the advantages of a step's tokens
     differ, the last trained token's is taken. For an episode without advantages, those of the steps are

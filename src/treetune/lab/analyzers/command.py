@@ -151,7 +151,7 @@ def compare_analyses(name: str, experiments: Sequence[str], output: Path) -> Pat
         label, _, experiment = text.rpartition("=")
         folder = _folder_of_analysis(Path(experiment), name)
         if not label:
-            label = _read_result(folder)["experiment"]
+            label = _read_registered_result(folder)["experiment"]
         folders_by_label.setdefault(label, []).append(folder)
 
     result_by_label = {label: _pool_results(label, folders) for label, folders in folders_by_label.items()}
@@ -181,7 +181,8 @@ def _folder_of_analysis(experiment: Path, name: str) -> Path:
     )
 
 
-def _read_result(folder: Path) -> dict[str, Any]:
+def _read_registered_result(folder: Path) -> dict[str, Any]:
+    """Reads the result of an analysis. Raises ValueError if its analyzer isn't registered."""
     result = read_result(folder)
     if result["analyzer"] not in Analyzer.parts_by_name():
         registered = ", ".join(sorted(Analyzer.parts_by_name()))
@@ -194,7 +195,7 @@ def _read_result(folder: Path) -> dict[str, Any]:
 def _pool_results(label: str, folders: Sequence[Path]) -> Mapping[str, Any]:
     """Returns one result of several analyses by one analyzer with the same settings: the numbers of all their
     states together."""
-    results = [_read_result(folder) for folder in folders]
+    results = [_read_registered_result(folder) for folder in folders]
     if len(results) == 1:
         return results[0]
     if any(result["settings"] != results[0]["settings"] for result in results):

@@ -77,9 +77,10 @@ def draw_microscope(answers: Mapping[str, Mapping[str, Any]]) -> Figure:
             panel.set_ylabel(label, fontsize=8)
             if kind == "advantages":
                 panel.axhline(0, color="#999999", linewidth=0.8)
-    # The legend is that of a panel of advantages: a method without values isn't in the panels of values.
-    first_of_advantages = axes[len(answers)]
-    draw_legend_below(figure, first_of_advantages, columns=6)
+    # A method without values isn't in the panels of values, so the legend is that of the advantages. Answers
+    # of several experiments may have credit of different methods.
+    panels_of_advantages = axes[len(answers) :]
+    draw_legend_below(figure, panels_of_advantages, columns=6)
     return figure
 
 
@@ -129,7 +130,7 @@ class CreditMicroscope(OfIterations):
     @property
     @override
     def needs(self) -> tuple[Need, ...]:
-        if not self.truth:
+        if not self.truth:  # no true values are shown, so no answer is continued for them
             return super().needs
         one_line = Need(OneLine(), "its truth continues answers from their beginnings", ONE_LINE_REMEDY)
         return (*super().needs, one_line)

@@ -97,7 +97,7 @@ class WeightDistance(OfCheckpoints):
         group_panel.set_xticks(range(len(names)), names, rotation=45, ha="right", rotation_mode="anchor")
         for panel in (distance_panel, group_panel):
             panel.set_ylim(bottom=0)
-        draw_legend_below(figure, distance_panel)
+        draw_legend_below(figure, [distance_panel])
         return figure
 
 
@@ -265,7 +265,7 @@ class KlToReference(OfCheckpoints):
             draw_points_with_bars(reward_panel, distances_k1, rewards, **style)
         label_iteration_axis(kl_panel)
         reward_panel.set_xlabel("nats per answer", fontsize=8)
-        draw_legend_below(figure, kl_panel)
+        draw_legend_below(figure, [kl_panel])
         return figure
 
 

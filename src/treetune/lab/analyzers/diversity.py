@@ -114,7 +114,7 @@ class Diversity(OfIterations):
                 draw_points_with_bars(panel, xs, [numbers[measure] for numbers in by_point.values()], **style)
         for panel in axes:
             label_iteration_axis(panel, "finished iterations when the answers were sampled")
-        draw_legend_below(figure, axes[0])
+        draw_legend_below(figure, axes)
         return figure
 
 

@@ -57,13 +57,16 @@ def label_iteration_axis(axes: Axes, label: str = "finished iterations") -> None
     axes.set_xlabel(label, fontsize=8)
 
 
-def draw_legend_below(figure: Figure, axes: Axes, columns: int = 4) -> None:
-    """Draws one legend for all panels, outside of them: that of the panel `axes`."""
-    handles, labels = axes.get_legend_handles_labels()
-    if handles:
+def draw_legend_below(figure: Figure, panels: Sequence[Axes], columns: int = 4) -> None:
+    """Draws one legend outside of the panels, with every label of `panels` once."""
+    handles_by_label: dict[str, Any] = {}
+    for panel in panels:
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
+            handles_by_label.setdefault(label, handle)
+    if handles_by_label:
         figure.legend(
-            handles, labels, loc="outside lower center", ncols=min(columns, len(handles)),
-            frameon=False, fontsize=8,
+            handles_by_label.values(), handles_by_label.keys(), loc="outside lower center",
+            ncols=min(columns, len(handles_by_label)), frameon=False, fontsize=8,
         )  # fmt: skip
 
 

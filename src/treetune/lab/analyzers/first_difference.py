@@ -207,7 +207,8 @@ def _compare_tables(first: Path, second: Path) -> Difference:
                 break
     if not differences:
         # One of the files may still be damaged, in a column that is not compared or in its checksum.
-        return _compare_checksums(first, second, _verify_stream) or _compare_missing_checksums(first, second)
+        difference = _compare_checksums(first, second, _open_and_verify_stream)
+        return difference or _compare_missing_checksums(first, second)
     # The difference in the first row that has one, and there in the first column: of equals, `min` returns
     # the first.
     row, name, (path_in_cell, value, second_value) = min(differences, key=lambda difference: difference[0])
@@ -285,7 +286,7 @@ def _compare_numbers(first: Path, second: Path) -> Difference:
     return path_in_object.lstrip("."), repr(first_value), repr(second_value)
 
 
-def _verify_stream(path: Path) -> None:
+def _open_and_verify_stream(path: Path) -> None:
     with path.open("rb") as file:
         verify_stream(file, str(path), "")
 

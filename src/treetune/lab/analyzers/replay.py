@@ -311,20 +311,28 @@ def _state_before(session: Session, point: int, rebuilt_folder: Path | None) -> 
     """Returns the folder of the trainer's state before an iteration, or None if training begins without it.
 
     The state is read where it is stored. Where the state was deleted, it is computed from stored episodes and
-    saved in `rebuilt_folder`; if `rebuilt_folder` is None, the state isn't computed. All ranks call this
-    function together.
+    saved in `rebuilt_folder`; if `rebuilt_folder` is None, the state isn't computed. Nor is it computed if
+    each iteration restarts, since training then begins with the start model. All ranks call this function
+    together.
     """
     directory, config = session.directory, session.config
     stored = directory.checkpoint_folder(point) / "trainer"
-    # The run itself began this iteration with a new optimiser.
-    if not point or config.restart == "every_iteration":
+    if not point:
         return None
     if stored.is_dir():
         return stored
+    if config.restart == "every_iteration":
+        return None
+    deleted_text = f"the trainer's state after iteration {point} was deleted (only the two newest are kept)"
+    if rebuilt_folder is None and config.trainer.lora is not None:
+        raise ValueError(
+            f"{deleted_text}, and the adapters are merged into the stored weights: --exact computes the state"
+            " from the earlier episodes"
+        )
     if rebuilt_folder is None:
         session.console.say(
-            f"the trainer's state after iteration {point} was deleted (only the two newest are kept): the"
-            " step is that of a new optimiser; --exact computes the state from the earlier episodes"
+            f"{deleted_text}: the step is that of a new optimiser; --exact computes the state from the"
+            " earlier episodes"
         )
         return None
     if config.choose_checkpoint is not None:
@@ -449,7 +457,7 @@ def _train_and_compare(
 
     Args:
         point: the iteration, counted from 0.
-        state: the folder of the trainer's state; None: the step begins with the stored weights and a new
+        state: the folder of the trainer's state; None: the trainer gets the stored weights and a new
             optimiser.
         metrics: the metrics of credit, to which those of training are added.
         tokens: the number of tokens that credit sampled.
@@ -459,19 +467,23 @@ def _train_and_compare(
     # Bring the trainer into the state before the iteration. `make_trainer` has the start weights and a new
     # optimiser, which is right for the first iteration (0).
     trainer = make_trainer(session)
-    resets_each_iteration = session.config.restart == "every_iteration"
+    # Adapters can't be read from stored weights, into which they are merged.
+    can_read_weights = session.config.trainer.lora is None
     if state is not None:
         trainer.load(state)
-    elif point and resets_each_iteration:
-        # The run, too, reset policy and optimiser to the start model before this iteration. `restart` doesn't
-        # train the episodes: it only scores them before the reset, for metrics.
-        metrics = metrics | trainer.restart(episodes)
-    elif point:
-        # The trainer's state was deleted: the stored weights are trained with a new optimiser.
+    elif point and can_read_weights:
+        # The trainer's state was deleted, but not the weights. The optimiser is a new one.
         stored_policy = policy_at(session, point)
         with torch.no_grad():
             for parameter, stored in zip(trainer.model.parameters(), stored_policy.parameters(), strict=True):
                 parameter.copy_(stored)
+    resets_each_iteration = session.config.restart == "every_iteration"
+    metrics_of_abandoned: Metrics = {}
+    if point and resets_each_iteration:
+        # The run, too, reset policy and optimiser to the start model before this iteration. `restart` doesn't
+        # train the episodes: before the reset, it scores them with the policy that sampled them, for metrics.
+        has_sampling_policy = state is not None or can_read_weights
+        metrics_of_abandoned = trainer.restart(episodes if has_sampling_policy else ())
 
     # Train.
     weights_before = {name: tensor.clone() for name, tensor in trainer.weights().items()}
@@ -480,7 +492,8 @@ def _train_and_compare(
     # compares.
     _, gradient_parts = loss.gradients(units_of(episodes, in_pairs=loss.settings.objective.needs_pairs))
     gradient = torch.cat([part.detach().flatten().double().cpu() for part in gradient_parts])
-    metrics = metrics | trainer.train(point, episodes)
+    # As in the run, metrics of the abandoned policy replace those of the start model.
+    metrics = metrics | trainer.train(point, episodes) | metrics_of_abandoned
     weights_after = trainer.weights()
     names = sorted(weights_after)
     change = torch.cat([(weights_after[name] - weights_before[name]).flatten().float() for name in names])

@@ -103,7 +103,7 @@ def draw_values(results: Mapping[str, Mapping[str, Any]]) -> Figure:
         panel.set_xlabel("share of the answer's tokens before the state", fontsize=8)
     rollouts = sorted({str(result["numbers"]["rollouts"]) for result in results.values()})
     errors_panel.set_ylabel(f"against {' and '.join(rollouts)} rollouts a state", fontsize=8)
-    draw_legend_below(figure, position_panel)
+    draw_legend_below(figure, [position_panel])
     return figure
 
 

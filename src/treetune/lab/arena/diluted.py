@@ -108,4 +108,5 @@ def by_luck(steps: int, choices: int, effect: float, right: float = 0.25, succes
         # A step without a choice is written by one of two tokens, which mean the same.
         return 1 if position in positions_of_choices or position == steps else 2
 
-    return make_language(steps + 1, choices + 3, chances, wordings, [is_correct])
+    status_count = choices + 3  # 0 to `choices` right choices, `is_correct` and `is_wrong`
+    return make_language(steps + 1, status_count, chances, wordings, [is_correct])

@@ -317,7 +317,7 @@ def draw_gain(by_panel: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure
         panel.set_xlabel("cost: sampled tokens over RLOO's", fontsize=8)
         panel.set_ylabel("gain per answer: V(RLOO) / V", fontsize=8)
     columns_by_panels = {1: 3, 2: 4}  # a figure of one or two panels is narrow
-    draw_legend_below(figure, axes[0], columns=columns_by_panels.get(len(by_panel), 6))
+    draw_legend_below(figure, axes, columns=columns_by_panels.get(len(by_panel), 6))
     return figure
 
 

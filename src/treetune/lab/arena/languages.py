@@ -58,8 +58,8 @@ class Language:
     """A language with a policy.
 
     Names end with shapes: T positions in an answer, S statuses, O options at each position and status (the
-    statuses that may follow), N answers. The policy has a logit for each option at each position and status,
-    and one for each wording there.
+    statuses that may follow), N answers. At each position and status, the policy has a logit for each option
+    and one for each wording.
     """
 
     after_TSO: NDArray[np.intp]
@@ -332,6 +332,7 @@ def _uniform(seeds: NDArray[np.uint64], counter: int) -> NDArray[np.float64]:
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
             mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
         mixed ^= mixed >> np.uint64(31)
+    # A float holds the upper 53 of the 64 bits exactly.
     return (mixed >> np.uint64(11)).astype(float) / 2.0**53
 
 

@@ -200,14 +200,14 @@ class _Expectation:
     """The sum of all probabilities so far."""
     squared_length: float = 0.0
     """E|gradient|²."""
-    turns: float = 0.0
+    expected_turns: float = 0.0
     """The expected number of turns that the policy takes."""
 
     def __post_init__(self) -> None:
         self.gradient_P = np.zeros_like(self.table.true_gradient)
 
     def add(
-        self, probability: float, gradient_P: NDArray[np.float64], turns: float, noise: float = 0.0
+        self, probability: float, gradient_P: NDArray[np.float64], turn_count: float, noise: float = 0.0
     ) -> None:
         """Adds the gradient of a group.
 
@@ -215,13 +215,13 @@ class _Expectation:
             probability: The probability of the group.
             gradient_P: The gradient. If a credit samples continuations, the gradient of fixed answers is
                 still random, and this is its mean over the continuations.
-            turns: The number of turns that the policy took, those of continuations included.
+            turn_count: The number of turns that the policy took, those of continuations included.
             noise: The variance of the gradient of fixed answers; 0 without continuations.
         """
         self.probability += probability
         self.gradient_P += probability * gradient_P
         self.squared_length += probability * (float(gradient_P @ gradient_P) + noise)
-        self.turns += probability * turns
+        self.expected_turns += probability * turn_count
 
     def score(self) -> TurnScore:
         """Returns the score. Everything that can happen must have been added before."""
@@ -237,7 +237,7 @@ class _Expectation:
             cosine=along_true / product_of_lengths if product_of_lengths > 0 else 0.0,
             # A difference of the size of rounding is 0.
             variance=variance if variance > 1e-12 * self.squared_length else 0.0,
-            turns=self.turns,
+            turns=self.expected_turns,
             fidelity=self.audit.fidelity,
             spread=self.audit.spread,
             noise=self.audit.noise,
@@ -340,7 +340,7 @@ def _add_to_audit(
 def score_true_advantages(table: TurnTable, size: int) -> TurnScore:
     """Returns the score of the exact advantages in groups of `size` answers.
 
-    The policy takes no turns but those of the answers.
+    Nothing is sampled for these advantages, so `TurnScore.turns` has only the turns of the answers.
     """
     expectation = _Expectation(table)
     for answer in table.answers:
@@ -348,7 +348,9 @@ def score_true_advantages(table: TurnTable, size: int) -> TurnScore:
         gradient_P = advantages_K @ table.scores_KP(answer.turns)
         expectation.add(answer.probability, gradient_P, len(answer.turns))
         weights_K = np.full(len(answer.turns), answer.probability)
-        _add_to_audit(expectation.audit, answer.turns, advantages_K, advantages_K, weights_K)
+        _add_to_audit(
+            expectation.audit, answer.turns, credits=advantages_K, truths=advantages_K, weights=weights_K
+        )
     score = expectation.score()
     # So far a group is one answer. The gradient of `size` independent answers is the mean of their gradients.
     return score._replace(variance=score.variance / size, turns=score.turns * size)
@@ -603,8 +605,8 @@ def score_trees(
         table: The language: the turns that a policy can take, with their probabilities and rewards.
         outcomes: Every tree that may grow from one root, with its probability.
         roots: The number of independent starts at the prompt in each tree.
-        credit: The credit. Its weight is `reach` or `once`. (With `each`, several answers would train the
-            same turn, and the audit would count this turn several times.)
+        credit: The credit, with the weight `reach` or `once`. With `each`, several answers would train the
+            same turn, and the audit would count this turn several times.
     """
     assert credit.weight != "each", "turns that several answers train would be counted several times"
     expectation = _Expectation(table)

@@ -216,8 +216,8 @@ def _find_outermost_pairs(text: str, brackets: str) -> list[tuple[int, int]]:
             string = _STRING_IN_QUOTES[sign[0]].match(text, sign.start())
             if string is not None:
                 position = string.end()
-            # A quote that isn't closed is read like any other character. Such a quote is the last one of its
-            # kind in the line, so at most two searches for a closing quote fail in each line.
+            # A quote that no second one closes in its line is read like any other character. The search fails
+            # at most twice in each line, once for " and once for ', since any later " would close the first.
         elif sign[0] not in _OPENING_OF_CLOSING:
             open_brackets.append(sign.start())
         elif open_brackets and text[open_brackets[-1]] == _OPENING_OF_CLOSING[sign[0]]:

@@ -90,7 +90,7 @@ class Numeric(Grader):
         """Compares the answer with the gold: as numbers or, if one of them can't be read as a number, as
         texts."""
         gold = after_marker(problem.gold, self.marker)
-        if gold is None:  # no text follows a marker, so the gold is the answer itself, maybe with a marker
+        if gold is None:  # the gold is only an answer: "72", or also "72 ####"
             gold = problem.gold.replace(self.marker, "").strip()
         number, gold_number = read_number(extracted), read_number(gold)
         if number is None or gold_number is None:

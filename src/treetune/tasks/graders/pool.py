@@ -118,9 +118,13 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         self._has_services = False
         self._context = context or ServiceContext()
         self._pool = Pool("the grader pool", workers, memory_gib, _grade_lost_answer)
-        for part in grader.parts():
-            if part.isolation != "inline":
-                self._number_of(part)  # registers the grader in the pool of processes and threads
+        try:
+            for part in grader.parts():
+                if part.isolation != "inline":
+                    self._number_of(part)  # registers the grader in the pool of processes and threads
+        except BaseException:
+            self.close()  # the services of the parts before it run already
+            raise
 
     def submit(
         self, response: str, problem: Problem, *, decided: bool = False, follows_prompt: bool = True

@@ -120,7 +120,7 @@ def credit_log(
     log = find_log(settings.log)
     files = files_of_log(log)
     if tokenizer is None:
-        tokenizer = _open_tokenizer(settings, credit)
+        tokenizer = _open_tokenizer_of_settings(settings, credit)
     folder = CreditedFolder(settings.output, log.path)
     with folder.hold_lock():
         folder.begin(_make_config(settings, sampling, files))
@@ -173,7 +173,7 @@ def _check_options(settings: CreditOfLog, credit: Credit, *, has_engine: bool) -
         )
 
 
-def _open_tokenizer(settings: CreditOfLog, credit: Credit) -> LogTokenizer | None:
+def _open_tokenizer_of_settings(settings: CreditOfLog, credit: Credit) -> LogTokenizer | None:
     """Returns the tokenizer of the settings, or else that of the engine's folder; None if there is neither.
 
     Raises ValueError if the engine's folder doesn't exist, or if the engine is a server and the credit needs
@@ -370,7 +370,8 @@ class _Crediting:
             credited = len(assigned.episodes)
             cost = assigned.cost
             metrics = assigned.answer_metrics | assigned.metrics
-            if left_out := len(logged.to_credit) - credited:
+            left_out = len(logged.to_credit) - credited
+            if left_out:  # credit leaves out an answer for this reason only
                 reasons[NO_CONTINUATION] += left_out
         # The credit is the only work for a file, so its seconds are also the total.
         metrics |= {
@@ -411,6 +412,7 @@ def _rows_of(logged: LoggedAnswers, assigned: CreditedTrees | None) -> tuple[lis
         trajectory = credited_by_id[f"{group}#{next_credited[group]}"]
         next_credited[group] += 1
         episode = episode_by_id.get(trajectory.id)
+        # Credit makes no episode of an answer for one reason only.
         message = None if episode is not None else f"not credited: {NO_CONTINUATION}"
         trajectories.append(
             replace(

@@ -169,10 +169,10 @@ def read_answers_of(
     """
     report = FileReport()
     logged = LoggedAnswers()
-    groups: dict[str, TokenIds] = {}  # the prompt ids of each group so far
+    prompt_ids_by_group: dict[str, TokenIds] = {}  # of the groups so far
     for mapped in read_mapped_rows(path, report):
         try:
-            logged_answer = _make_answer(mapped, tokenizer, max_tokens, groups)
+            logged_answer = _make_answer(mapped, tokenizer, max_tokens, prompt_ids_by_group)
         except _NotCredited as error:
             logged.reasons[str(error)] += 1
             continue
@@ -194,7 +194,10 @@ class _NotCredited(Exception):
 
 
 def _make_answer(
-    mapped: MappedRow, tokenizer: LogTokenizer | None, max_tokens: int | None, groups: dict[str, TokenIds]
+    mapped: MappedRow,
+    tokenizer: LogTokenizer | None,
+    max_tokens: int | None,
+    prompt_ids_by_group: dict[str, TokenIds],
 ) -> LoggedAnswer:
     """Returns the answer of a row.
 
@@ -232,7 +235,7 @@ def _make_answer(
         prompt_ids=prompt_ids,
         response_ids=response_ids,
         reward=0.0 if line["reward"] is None else line["reward"],  # without a reward it gets no credit
-        group=_group_of(line["problem"], prompt_ids, groups),
+        group=_group_of(line["problem"], prompt_ids, prompt_ids_by_group),
         logprobs=tokens.logprobs,
         sampled=tokens.sampled,
         finished=not was_cut_off,
@@ -256,7 +259,7 @@ def _reason_without_credit(line: Mapping[str, Any], tokens: StoredTokens, max_to
     return ""
 
 
-def _group_of(problem: str, prompt_ids: TokenIds, groups: dict[str, TokenIds]) -> str:
+def _group_of(problem: str, prompt_ids: TokenIds, prompt_ids_by_group: dict[str, TokenIds]) -> str:
     """Returns the name of an answer's group, which is the name of its problem.
 
     Answers to one problem may have different prompt ids, for example from different chat templates. Each
@@ -265,13 +268,13 @@ def _group_of(problem: str, prompt_ids: TokenIds, groups: dict[str, TokenIds]) -
     Args:
         problem: The name of the problem.
         prompt_ids: The prompt of the answer.
-        groups: The prompt ids of each group so far. If the answer's group is new, it is added.
+        prompt_ids_by_group: The prompt ids of each group so far. If the answer's group is new, it is added.
     """
     name, prompt_number = problem, 1
-    while name in groups and groups[name].tolist() != prompt_ids.tolist():
+    while name in prompt_ids_by_group and prompt_ids_by_group[name].tolist() != prompt_ids.tolist():
         prompt_number += 1
         name = f"{problem} prompt {prompt_number}"
-    groups[name] = prompt_ids
+    prompt_ids_by_group[name] = prompt_ids
     return name
 
 

@@ -129,7 +129,8 @@ class LogTokenizer:
         # Tokens that begin every prompt, such as <s>, are not in the stored text.
         n_begin = len(self.codec.begin)
         has_begin = tuple(prompt_ids[:n_begin].tolist()) == self.codec.begin
-        self._count_if_changed(text, prompt_ids[n_begin:] if has_begin else prompt_ids)
+        ids_of_text = prompt_ids[n_begin:] if has_begin else prompt_ids
+        self._count_if_decoded_differently(text, ids_of_text)
         return prompt_ids
 
     def encode_answer(self, text: str) -> TokenIds:
@@ -143,7 +144,7 @@ class LogTokenizer:
         except ValueError as error:
             raise ValueError("an answer that the tokenizer can't encode") from error
         self.counts["encoded"] += 1
-        self._count_if_changed(text, ids)
+        self._count_if_decoded_differently(text, ids)
         return ids
 
     def add_end(self, ids: TokenIds) -> TokenIds:
@@ -213,8 +214,9 @@ class LogTokenizer:
             self.counts["ambiguous"] += 1
         return None
 
-    def _count_if_changed(self, text: str, ids: TokenIds) -> None:
-        """Counts a text if its ids don't decode to it, neither with special tokens nor without them.
+    def _count_if_decoded_differently(self, text: str, ids: TokenIds) -> None:
+        """Counts a text as ``changed`` if its ids don't decode to it, neither with special tokens nor without
+        them.
 
         Keeps the first such text as an example.
         """

@@ -257,7 +257,7 @@ class DiagnosticsSection(ReportSection):
             # Looks for the last weights before the sign that ended the run. Iterations count from 0, so the
             # last one is `finished_iterations - 1`.
             finished_iterations = int(experiment.metrics[-1]["iteration"]) + 1
-            signs = _diagnose(experiment, settings, finished_iterations)
+            signs = _find_signs_at(experiment, settings, finished_iterations)
             last_good = find_last_good(settings, signs, finished_iterations - 1)
             if last_good is not None:
                 directory = experiment.directory
@@ -284,7 +284,7 @@ def _sign_row(experiment: StoredExperiment, settings: Diagnostics | None, sign: 
     # The diagnosis is made again as the run made it after the last iteration that showed the sign, so its
     # description is the one that the run logged. Without such an iteration, the last one of all is taken.
     diagnosed_iteration = iterations_with_sign[-1] if iterations_with_sign else int(curve[-1][0])
-    finding = _diagnose(experiment, settings, diagnosed_iteration).get(sign, CollapseSign(sign))
+    finding = _find_signs_at(experiment, settings, diagnosed_iteration).get(sign, CollapseSign(sign))
     # `kind` is the CSS class that gives the verdict its colour.
     if iterations_with_sign:
         kind = "wrong"
@@ -316,7 +316,7 @@ def _sign_row(experiment: StoredExperiment, settings: Diagnostics | None, sign: 
     }
 
 
-def _diagnose(
+def _find_signs_at(
     experiment: StoredExperiment, settings: Diagnostics | None, n_finished: int
 ) -> Mapping[Sign, CollapseSign]:
     """Returns the signs of collapse that the run itself found after its first `n_finished` iterations.

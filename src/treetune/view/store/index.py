@@ -119,13 +119,14 @@ def find_sources(run: Run, left_out: list[Path] | None = None) -> list[AnswerFil
     Symbolic links that lead out of the viewer's folders are not read. A source with such a link is left out,
     and the link is added to `left_out`.
     """
-    all_sources = [*_foreign_sources(run), *_iteration_sources(run), *_evaluation_sources(run)]
-    links: list[Path] = []
-    for source in all_sources:
-        links += [path for path in source.files if not run.may_follow(path)]
-    if left_out is not None:
-        left_out += links
-    return [source for source in all_sources if not set(links).intersection(source.files)]
+    sources = []
+    for source in (*_foreign_sources(run), *_iteration_sources(run), *_evaluation_sources(run)):
+        forbidden_links = [path for path in source.files if not run.may_follow(path)]
+        if not forbidden_links:
+            sources.append(source)
+        elif left_out is not None:
+            left_out += forbidden_links
+    return sources
 
 
 def _foreign_sources(run: Run) -> Iterator[AnswerFile]:
@@ -133,11 +134,11 @@ def _foreign_sources(run: Run) -> Iterator[AnswerFile]:
     name_counts = Counter(_name_in_folders(path.relative_to(run.path)) for path in run.files)
     for index, path in enumerate(run.files):
         step, relative_path = step_of(path, run.path), path.relative_to(run.path)
-        # Files in different folders often have the same file name, such as traces.jsonl. So a source in a
-        # folder is named after its whole path: a/b.jsonl is `e-a-b.jsonl`. A source outside of folders has a
-        # number in its name, to tell it apart: a-b.jsonl is `e0-a-b.jsonl`.
-        is_in_folders = len(relative_path.parts) > 1
-        if is_in_folders:
+        # Files in different folders often have the same file name, such as traces.jsonl. So a file in a
+        # folder is named after its whole path: a/b.jsonl is `e-a-b.jsonl`. A file directly in the run's
+        # folder has its position in its name, so that it can't have the same name: a-b.jsonl is
+        # `e0-a-b.jsonl`.
+        if len(relative_path.parts) > 1:
             name_of_path = _name_in_folders(relative_path)
             name = f"e-{name_of_path}"
             # Two paths can have the same name, such as a/b-c.jsonl and a-b/c.jsonl.
@@ -149,7 +150,7 @@ def _foreign_sources(run: Run) -> Iterator[AnswerFile]:
                 title = f"step {step.number} {step.label}".strip()
         else:
             name, title = f"e{index}-{path.name}", path.name
-        number = index if step.number is None else step.number
+        number = index if step.number is None else step.number  # the position stands for an unknown step
         yield AnswerFile("evaluation", number, name, title, path, label=step.label, is_foreign=True)
 
 
@@ -245,16 +246,16 @@ def read_batch(
     verify_once(path, REMAKE_REMEDY)
     begin = layout.ends[number - 1] if number else layout.head
     with path.open("rb") as file:
-        head = file.read(layout.head)
+        schema_bytes = file.read(layout.head)
         file.seek(begin)
-        body = file.read(layout.ends[number] - begin)
+        batch_bytes = file.read(layout.ends[number] - begin)
     options = pa.ipc.IpcReadOptions(use_threads=False)
     if columns is not None:
-        names = pa.ipc.read_schema(pa.py_buffer(head)).names
+        names = pa.ipc.read_schema(pa.py_buffer(schema_bytes)).names
         options.included_fields = [names.index(name) for name in columns if name in names]
     try:
         # The schema and this batch together are a stream with a single batch.
-        with pa.ipc.open_stream(pa.py_buffer(head + body), options=options) as reader:
+        with pa.ipc.open_stream(pa.py_buffer(schema_bytes + batch_bytes), options=options) as reader:
             batch = reader.read_next_batch()
         batch.validate(full=True)  # files of earlier versions have no checksum
         return batch
@@ -350,17 +351,18 @@ class TextWriter:
         self._schema = pa.schema([("source", pa.string()), ("row", pa.int64()), ("text", pa.string())])
         self._writer = parquet.ParquetWriter(path, self._schema, compression="zstd")
         self._source_name = source_name
-        self._rows = 0
+        self._n_written_rows = 0
 
     def add(self, texts: pa.Array) -> None:
         """Writes the texts of the next rows."""
         import pyarrow as pa
 
-        rows: np.ndarray = np.arange(self._rows, self._rows + len(texts), dtype=np.int64)
+        first = self._n_written_rows
+        rows: np.ndarray = np.arange(first, first + len(texts), dtype=np.int64)
         columns = [pa.repeat(self._source_name, len(texts)), pa.array(rows), texts.cast(pa.string())]
         table = pa.Table.from_arrays(columns, schema=self._schema)
         self._writer.write_table(table, row_group_size=ROWS_IN_GROUP)
-        self._rows += len(texts)
+        self._n_written_rows += len(texts)
 
     def close(self) -> None:
         self._writer.close()
@@ -442,7 +444,7 @@ def _stream_tables(
     import pyarrow as pa
 
     batches = read_batches(path, columns)
-    _, head = next(batches)  # the schema, and the byte where it ends
+    _, schema_end = next(batches)  # before the batches come the schema, and the byte where it ends
     ends = list[int]()  # the byte where each batch ends
     first_places = [0]  # the place of each batch's first row, and at last the number of all rows
     for batch, end in batches:
@@ -454,7 +456,7 @@ def _stream_tables(
         if texts is not None:
             texts.add(batch["text"])
         yield pa.table(table)
-    layouts[kind] = StreamLayout(head, tuple(ends), tuple(first_places))
+    layouts[kind] = StreamLayout(head=schema_end, ends=tuple(ends), rows=tuple(first_places))
 
 
 def _episodes_table(
@@ -505,7 +507,7 @@ def _with_credit(answers: pa.Table, episodes: pa.Table) -> pa.Table:
         """Returns the SQL of a mean over all trained tokens of an answer's episodes.
 
         `column` has the mean of each episode, which is weighted by its number of trained tokens (`trained`).
-        An episode whose mean is null doesn't count.
+        An episode whose mean is null doesn't count. The result is null if no trained token counts.
         """
         return f"sum({column} * trained) / nullif(sum(trained) FILTER ({column} IS NOT NULL), 0) AS {column}"
 
@@ -541,6 +543,7 @@ def _line_tables(source: AnswerFile, texts: TextWriter, report: FileReport) -> I
     import pyarrow as pa
 
     def table_of(rows: list[dict[str, Any]]) -> pa.Table:
+        """Returns a table with all columns that any of the rows has."""
         names: dict[str, None] = {}  # a dictionary as an ordered set
         for row in rows:
             names |= dict.fromkeys(row)
@@ -553,7 +556,10 @@ def _line_tables(source: AnswerFile, texts: TextWriter, report: FileReport) -> I
     # A line is found again by its place: the byte where it begins, or in a file without lines its number.
     for place, line in lines:
         row = line_columns(line, place)
-        rows.append({name: make_writable(x) if isinstance(x, str) else x for name, x in row.items()})
+        for name, value in row.items():
+            if isinstance(value, str):
+                row[name] = make_writable(value)
+        rows.append(row)
         row_texts.append(make_writable(line.get("text") or ""))
         if len(rows) == LINES_AT_ONCE:
             texts.add(pa.array(row_texts, pa.string()))

@@ -106,7 +106,7 @@ def parse_conditions(text: str, columns: Mapping[str, str], content: str = "answ
             try:
                 value = float(value_text)
             except ValueError:
-                value = math.nan
+                value = math.nan  # refused below, as infinity is
             if not math.isfinite(value):
                 raise ValueError(f"{name} is compared with a number, and not with {value_text!r}")
         filters.append(ColumnFilter(name, operator, value))
@@ -130,7 +130,8 @@ def condition_sql(
     Raises:
         ValueError: A column or an operator doesn't exist.
     """
-    parts, values = ["true"], list[Any]()
+    parts = ["true"]  # so that there is a condition even without filters
+    values = list[Any]()
     for item in filters:
         if item.column not in all_types:
             raise ValueError(f"{content} have no {item.column!r}: there are {', '.join(sorted(all_types))}")
@@ -140,7 +141,7 @@ def condition_sql(
             parts.append("false")  # the column is null in all these rows, and null equals nothing
             continue
         name, kind = quote_name(item.column), all_types[item.column]
-        # If the column is null in all rows of the chosen sources, its type there is another one.
+        # A column that is null in all rows of the chosen sources may have another type in them.
         if chosen_types[item.column] != kind:
             name = f"CAST({name} AS {kind})"
         if item.operator == "has":

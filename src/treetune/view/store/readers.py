@@ -99,9 +99,10 @@ def file_in_sql(path: Path) -> str:
 
 
 def read_saved_split(folder: Path) -> pa.Table:
-    """Returns a split of a saved data set, mapped into memory. Raises ValueError if it can't be read.
+    """Returns a split of a data set that `save_to_disk` wrote, mapped into memory.
 
-    It doesn't need the package `datasets`, whose import takes seconds.
+    It doesn't need the package `datasets`, whose import takes seconds. Raises ValueError if the split can't
+    be read.
     """
     import pyarrow as pa
 
@@ -179,6 +180,7 @@ def read_wandb_table(path: Path) -> pa.Table:
     import pyarrow as pa
 
     rows = read_wandb_rows(path)
+    # Without rows, `read_wandb_rows` doesn't tell the names of the columns.
     names = list(rows[0]) if rows else json.loads(path.read_bytes())["columns"]
     if any(_EXAMPLE_PART.fullmatch(str(name)) for name in names):
         answers: list[dict[str, Any]] = []
@@ -209,7 +211,7 @@ def _make_column(values: list[Any]) -> pa.Array:
     """Returns values as an Arrow column, all of whose values have one type.
 
     Numbers, or other plain values of one type, stay as they are. If there are texts, lists, objects or
-    different types, each value that isn't a text becomes its JSON.
+    different types, each value that isn't a text becomes its JSON. None stays null.
     """
     import pyarrow as pa
 
@@ -218,10 +220,14 @@ def _make_column(values: list[Any]) -> pa.Array:
             return pa.array(values)
         except (pa.ArrowException, OverflowError):  # values of different types, or too large a number
             pass
-    texts = [
-        value if isinstance(value, str | None) else json.dumps(value, ensure_ascii=False) for value in values
-    ]
-    return pa.array([None if text is None else make_writable(text) for text in texts], pa.string())
+    texts: list[str | None] = []
+    for value in values:
+        if value is None:
+            texts.append(None)
+        else:
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            texts.append(make_writable(text))
+    return pa.array(texts, pa.string())
 
 
 # Estimates of difficulty
@@ -236,28 +242,48 @@ def rates_sql(folder: Path, number_name: str) -> tuple[str, str]:
     if no answer has been graded yet.
     """
     from treetune.data.difficulty.merging import RATES_FILE
+
+    merged_file = folder / RATES_FILE
+    if merged_file.is_file():
+        return _merged_rates_sql(merged_file, folder / "rows.parquet", number_name), ""
+    return _rates_so_far_sql(folder, number_name), (
+        "It is not finished: rates are over the answers graded so far, and rows without any are missing"
+    )
+
+
+def _merged_rates_sql(merged_file: Path, input_file: Path, number_name: str) -> str:
+    """Returns a SELECT of the rates in rates.parquet, with prompts and reference answers if the input's file
+    still exists.
+
+    The number of the input's row is in the column `number_name`.
+    """
+    # `RATE_COLUMNS` are the names of the columns with rates and counts.
+    columns = f'"index" AS {quote_name(number_name)}, data_source, {RATE_COLUMNS}, unavailable'
+    rates_query = f"SELECT {columns} FROM read_parquet({file_in_sql(merged_file)})"
+    if not input_file.is_file():
+        return rates_query
+    # The text that was asked is that of the conversation in `prompt` or, if no chat template was applied and
+    # `raw_prompt` isn't empty, the plain text `raw_prompt`.
+    asked_query = (
+        "SELECT file_row_number, CASE WHEN apply_chat_template OR raw_prompt = ''"
+        f" THEN {conversation_sql('prompt')} ELSE raw_prompt END AS asked,"
+        " reward_model.ground_truth AS gold"
+        f" FROM read_parquet({file_in_sql(input_file)}, file_row_number=true)"
+    )
+    return (
+        f"SELECT asked, gold, rate.* FROM ({rates_query}) AS rate"
+        f" LEFT JOIN ({asked_query}) AS row_of_input ON file_row_number = rate.{quote_name(number_name)}"
+    )
+
+
+def _rates_so_far_sql(folder: Path, number_name: str) -> str:
+    """Returns a SELECT of the rates over the answers that have been graded so far, from the shards' files.
+
+    The number of the input's row is in the column `number_name`. Raises ValueError if no answer has been
+    graded yet.
+    """
     from treetune.data.difficulty.shard import GRADES_FILE, WITHOUT_ANSWER
 
-    merged, rows = folder / RATES_FILE, folder / "rows.parquet"
-    if merged.is_file():
-        # `RATE_COLUMNS` are the names of the columns with rates and counts.
-        columns = f'"index" AS {quote_name(number_name)}, data_source, {RATE_COLUMNS}, unavailable'
-        rate = f"SELECT {columns} FROM read_parquet({file_in_sql(merged)})"
-        if not rows.is_file():
-            return rate, ""
-        # The text that was asked is that of the conversation in `prompt` or, if no chat template was applied
-        # and `raw_prompt` isn't empty, the plain text `raw_prompt`.
-        asked_sql = (
-            "SELECT file_row_number, CASE WHEN apply_chat_template OR raw_prompt = ''"
-            f" THEN {conversation_sql('prompt')} ELSE raw_prompt END AS asked,"
-            f" reward_model.ground_truth AS gold FROM read_parquet({file_in_sql(rows)}, file_row_number=true)"
-        )
-        join_condition = f"file_row_number = rate.{quote_name(number_name)}"
-        return (
-            f"SELECT asked, gold, rate.* FROM ({rate}) AS rate"
-            f" LEFT JOIN ({asked_sql}) AS asked ON {join_condition}",
-            "",
-        )
     files = [path for path in sorted(folder.glob(f"shards/*/{GRADES_FILE}")) if path.stat().st_size]
     if not files:
         raise ValueError(f"no answer is graded yet in {folder}: load the page again later")
@@ -275,15 +301,12 @@ def rates_sql(folder: Path, number_name: str) -> tuple[str, str]:
         f" any_value(complete) AS complete, any_value(tokens) AS tokens FROM {grades_sql}"
         f' WHERE "row" IS NOT NULL AND outcome NOT IN ({without_answer}) GROUP BY "row", sample'
     )
-    graded_sql = (
+    return (
         f'SELECT "row" AS {quote_name(number_name)}, {RATE_COLUMNS} FROM (SELECT "row", count(*) AS answers,'
         " count(*) FILTER (correct) AS correct, count(*) FILTER (correct) / count(*) AS pass_rate,"
-        " avg(reward) AS mean_reward,"
-        " avg(tokens) AS mean_tokens, count(*) FILTER (NOT complete) AS unfinished"
+        " avg(reward) AS mean_reward, avg(tokens) AS mean_tokens,"
+        " count(*) FILTER (NOT complete) AS unfinished"
         f' FROM ({distinct_sql}) GROUP BY "row")'
-    )
-    return graded_sql, (
-        "It is not finished: rates are over the answers graded so far, and rows without any are missing"
     )
 
 

@@ -141,17 +141,18 @@ class DataSetTable:
         self._arrow: pa.Table | None = None
         """The rows of a file that DuckDB can't read itself; None if it can."""
         try:
-            # `_from` is the SQL after FROM for the file's rows, and `note` a remark on the file.
-            self._from, self.note = self._make_source_sql()
+            # `_source_sql` is the SQL after FROM for the file's rows, and `note` a remark on the file.
+            self._source_sql, self.note = self._make_source_sql()
             self.columns = {column.name: column for column in self._find_columns()}
-            [total] = self._new_cursor().execute(f"SELECT count(*) FROM {self._from}").fetchone() or (0,)
+            counted = self._new_cursor().execute(f"SELECT count(*) FROM {self._source_sql}")
+            [(total,)] = counted.fetchall()
         except (duckdb.Error, RuntimeError) as error:  # RuntimeError: a name that is not valid text
             raise ValueError(f"{data.path} can't be read: {error}") from error
         self.total: int = total
         self.kinds = {name: column.kind for name, column in self.columns.items()}
         columns = ", ".join(f"{column.sql} AS {quote_name(column.name)}" for column in self.columns.values())
         # The SQL after FROM for the rows with their numbers and all columns, the derived ones included.
-        self._all = f"(SELECT {quote_name(ROW_NUMBER)}, {columns} FROM {self._from})"
+        self._rows_sql = f"(SELECT {quote_name(ROW_NUMBER)}, {columns} FROM {self._source_sql})"
 
     def names(self) -> list[str]:
         """Returns the names of the file's columns, without nested fields."""
@@ -174,7 +175,7 @@ class DataSetTable:
         # First only the numbers of this page's rows are read, so that few columns are sorted. Then the shown
         # columns of these rows are read.
         numbers_query = (
-            f"SELECT {quote_name(ROW_NUMBER)} FROM {self._all} WHERE {where} ORDER BY {order}"
+            f"SELECT {quote_name(ROW_NUMBER)} FROM {self._rows_sql} WHERE {where} ORDER BY {order}"
             f" LIMIT {question.size} OFFSET {question.rows_before_page}"
         )
         numbers = [number for (number,) in self._run_query(numbers_query, values, matching).fetchall()]
@@ -187,12 +188,12 @@ class DataSetTable:
                 shortened = f"left({quote_name(name)}, {CHARACTERS_OF_BEGINNING + 1}) AS {quote_name(name)}"
                 columns.append(shortened if is_text else quote_name(name))
             is_on_page = f"{quote_name(ROW_NUMBER)} IN ({', '.join(map(str, numbers))})"
-            query = f"SELECT {', '.join(columns)} FROM {self._all} WHERE {is_on_page}"
+            query = f"SELECT {', '.join(columns)} FROM {self._rows_sql} WHERE {is_on_page}"
             rows = {row[ROW_NUMBER]: row for row in as_rows(self._run_query(query))}
         if matching is not None:
             total = matching.num_rows
         elif question.filters:
-            count = f"SELECT count(*) FROM {self._all} WHERE {where}"
+            count = f"SELECT count(*) FROM {self._rows_sql} WHERE {where}"
             key = "total", tuple(question.filters)
             total = self._compute_once(key, lambda: self._run_query(count, values).fetchone()[0])
         else:
@@ -225,9 +226,9 @@ class DataSetTable:
             except (ValueError, RecursionError):
                 row = None
             return row if isinstance(row, dict) else {"unreadable line": line.decode("utf-8", "replace")}
-        rows = as_rows(
-            self._run_query(f"SELECT * FROM {self._all} WHERE {quote_name(ROW_NUMBER)} = {number}")
-        )
+        # The only other kind is "estimate".
+        query = f"SELECT * FROM {self._rows_sql} WHERE {quote_name(ROW_NUMBER)} = {number}"
+        rows = as_rows(self._run_query(query))
         if not rows:
             raise NotThere(f"{self.data.name} has no rate of row {number} yet")
         rate = {name: rows[0][name] for name in self.names()}
@@ -255,14 +256,16 @@ class DataSetTable:
         isn't numeric.
         """
         self.check_numeric(columns)
+        if not columns:
+            return []
 
-        def count() -> list[Histogram]:
+        def count_values() -> list[Histogram]:
             where, values, matching = self._make_condition(filters, search)
-            rows = f"{self._all} WHERE {where}"
-            return histograms_of(lambda text: self._run_query(text, values, matching), rows, columns)
+            rows = f"{self._rows_sql} WHERE {where}"
+            return histograms_of(lambda query: self._run_query(query, values, matching), rows, columns)
 
         key = "histograms", tuple(columns), tuple(filters), search
-        return self._compute_once(key, count) if columns else []
+        return self._compute_once(key, count_values)
 
     def _make_condition(
         self, filters: Sequence[ColumnFilter], search: str
@@ -276,17 +279,19 @@ class DataSetTable:
         if not search:
             return where, values, None
 
-        def search_texts() -> pa.Table:
+        def find_matching_rows() -> pa.Table:
+            """Returns the numbers of the rows that satisfy the filters and have the searched text."""
             import pyarrow as pa
 
-            names = [name for name in self.names() if self.kinds[name] == "VARCHAR"]
-            contains = (
-                " OR ".join(f"contains(lower({quote_name(name)}), lower(?))" for name in names) or "false"
-            )
-            query = f"SELECT {quote_name(ROW_NUMBER)} FROM {self._all} WHERE {where} AND ({contains})"
-            return pa.table(self._run_query(query, [*values, *[search] * len(names)]).fetchnumpy())
+            text_columns = [name for name in self.names() if self.kinds[name] == "VARCHAR"]
+            conditions = [f"contains(lower({quote_name(name)}), lower(?))" for name in text_columns]
+            contains = " OR ".join(conditions) or "false"  # without a column of texts, no row matches
+            query = f"SELECT {quote_name(ROW_NUMBER)} FROM {self._rows_sql} WHERE {where} AND ({contains})"
+            values_of_query = [*values, *[search] * len(text_columns)]
+            return pa.table(self._run_query(query, values_of_query).fetchnumpy())
 
-        matching = self._compute_once(("matching", tuple(filters), search), search_texts, searches=True)
+        key = "matching", tuple(filters), search
+        matching = self._compute_once(key, find_matching_rows, searches=True)
         # The search has already applied the filters, so they aren't repeated here.
         return f"{quote_name(ROW_NUMBER)} IN (SELECT {quote_name(ROW_NUMBER)} FROM matching)", [], matching
 
@@ -351,7 +356,7 @@ class DataSetTable:
             return f"({text})", note
         table = read_wandb_table(path) if self.data.kind == "table" else read_saved_split(path)
         self._arrow = table.append_column(ROW_NUMBER, pa.array(np.arange(table.num_rows, dtype=np.int64)))
-        return "arrow_table", ""
+        return "arrow_table", ""  # the name by which each cursor knows `self._arrow` (`_new_cursor`)
 
     def _make_json_lines_sql(self) -> tuple[str, str]:
         """Returns the SQL after FROM for a file of JSON lines, and a remark.
@@ -414,12 +419,13 @@ class DataSetTable:
 
         Lengths and nested fields are left out from the `MOST_COLUMNS`-th column on.
         """
-        relation = self._new_cursor().sql(f"SELECT * EXCLUDE ({quote_name(ROW_NUMBER)}) FROM {self._from}")
+        query = f"SELECT * EXCLUDE ({quote_name(ROW_NUMBER)}) FROM {self._source_sql}"
+        relation = self._new_cursor().sql(query)
         described = list(zip(relation.columns, relation.types, strict=True))
         taken_names = {name.casefold() for name, _ in described}
         count = 0
         for name, kind in described:
-            for column in _columns_of_field(name, quote_name(name), kind, 0):
+            for column in _columns_of_field(name, quote_name(name), kind, depth=0):
                 key = column.name.casefold()
                 # A nested field is left out, too, if its name is that of another column ("a.b").
                 if column.depth and (key in taken_names or count >= MOST_COLUMNS):
@@ -432,11 +438,11 @@ class DataSetTable:
 def _without_bad_lines(path: Path) -> Any:
     """Returns a temporary copy of a file of JSON lines that DuckDB can read.
 
-    An empty object takes the place of each line that it can't read, so that the numbers of the other rows
+    An empty object takes the place of each line that DuckDB can't read, so that the numbers of the other rows
     stay the same. Raises ValueError for a file without any row.
     """
-    copied = tempfile.NamedTemporaryFile(suffix=".jsonl")  # noqa: SIM115 (it is read as long as the table)
-    objects = 0
+    copied = tempfile.NamedTemporaryFile(suffix=".jsonl")  # noqa: SIM115 (it stays open for the caller)
+    has_row = False
     with path.open("rb") as file:
         for line in filter(bytes.strip, file):
             try:
@@ -445,10 +451,10 @@ def _without_bad_lines(path: Path) -> Any:
                 is_readable = isinstance(row, dict) and "" not in row and _nesting_depth(row) <= DEEPEST_LINE
             except (ValueError, RecursionError):
                 is_readable = False
-            objects += is_readable
+            has_row = has_row or is_readable
             copied.write(line if is_readable else b"{}\n")
     copied.flush()
-    if not objects:
+    if not has_row:
         raise ValueError(f"{path} has no row: none of its lines is a JSON object")
     return copied
 
@@ -498,10 +504,18 @@ def _columns_of_field(name: str, sql: str, kind: Any, depth: int) -> Iterator[Da
         to_sql = conversation_sql(sql)
     elif kind.id in ("struct", "list", "map", "array", "union"):
         to_sql = f"CAST(to_json({sql}) AS VARCHAR)"
-    yield DataColumn(name, str(kind), compared_kind, to_sql, depth)
-    if depth < MOST_FIELD_LEVELS and (kind.id == "varchar" or is_conversation):
-        yield DataColumn(name + LENGTH_SUFFIX, "", "BIGINT", f"length({to_sql})", depth + 1)
-    if kind.id == "struct" and depth < MOST_FIELD_LEVELS:
+    yield DataColumn(name=name, type=str(kind), kind=compared_kind, sql=to_sql, depth=depth)
+    if depth >= MOST_FIELD_LEVELS:
+        return
+    if kind.id == "varchar" or is_conversation:
+        yield DataColumn(
+            name=name + LENGTH_SUFFIX,
+            type="",  # the file has no such column
+            kind="BIGINT",
+            sql=f"length({to_sql})",
+            depth=depth + 1,
+        )
+    if kind.id == "struct":
         for field, field_kind in kind.children:
             field_sql = f"struct_extract({sql}, {quote_text(field)})"
             yield from _columns_of_field(f"{name}.{field}", field_sql, field_kind, depth + 1)
@@ -520,18 +534,19 @@ def histograms_of(ask: Callable[[str], Any], rows: str, columns: Sequence[str]) 
     as_doubles = [f"CAST({quote_name(name)} AS DOUBLE) AS x{i}" for i, name in enumerate(columns)]
     finite = [f"if(isfinite(x{i}), x{i}, NULL) AS x{i}" for i in range(len(columns))]
     doubles = f"SELECT {', '.join(as_doubles)} FROM {rows}"
-    numbers = ask(f"CREATE TEMP TABLE numbers AS SELECT {', '.join(finite)} FROM ({doubles})")
-    histograms = [_make_histogram(numbers, name, f"x{i}") for i, name in enumerate(columns)]
+    # Only this cursor can read the temporary table.
+    cursor = ask(f"CREATE TEMP TABLE numbers AS SELECT {', '.join(finite)} FROM ({doubles})")
+    histograms = [_make_histogram(cursor, name, f"x{i}") for i, name in enumerate(columns)]
     return [histogram for histogram in histograms if histogram is not None]
 
 
-def _make_histogram(numbers: duckdb.DuckDBPyConnection, column: str, x: str) -> Histogram | None:
-    """Returns the histogram of the column `x` of the table `numbers`, in bins whose bounds are
-    round numbers.
+def _make_histogram(cursor: duckdb.DuckDBPyConnection, column: str, x: str) -> Histogram | None:
+    """Returns the histogram of a column of the cursor's table `numbers`, in bins with round bounds.
 
-    `column` is the name that pages show. Returns None if the column has no number.
+    `x` is the name of the column in the table, and `column` the name that pages show. Returns None if the
+    column has no number.
     """
-    facts = numbers.execute(
+    facts = cursor.execute(
         f"SELECT count(*), count({x}), min({x}), max({x}), avg({x}), median({x}), bool_and({x} = floor({x}))"
         " FROM numbers"
     ).fetchone()
@@ -540,20 +555,19 @@ def _make_histogram(numbers: duckdb.DuckDBPyConnection, column: str, x: str) -> 
     if not counted:
         return None
     step = bin_step(low, high, whole=are_whole)
-    # `first` is the number of the first bin. By rounding, a value may be a hair below the bound that it
-    # equals.
+    # Bin number n begins at n · step. A value at the beginning of a bin may be slightly below it by rounding,
+    # so a tiny share of a bin is added to each value.
     first = math.floor(low / step + ROUNDING_SHARE)
-    binned = numbers.execute(
+    binned = cursor.execute(
         f"SELECT floor({x} / {step!r} + {ROUNDING_SHARE!r}) AS bin, count(*) FROM numbers"
         f" WHERE {x} IS NOT NULL GROUP BY bin"
     ).fetchall()
-    counts = {int(number) - first: count for number, count in binned}
+    counts = {int(number) - first: count for number, count in binned}  # by the bin's position, from 0
     # Bounds are rounded, because 3 · 0.05 is 0.15000000000000002.
     digits = max(0, 1 - math.floor(math.log10(step)))
-    bounds = [round((first + i) * step, digits) for i in range(max(counts) + 2)]
-    bars = [
-        HistogramBar(low, high, counts.get(i, 0)) for i, (low, high) in enumerate(itertools.pairwise(bounds))
-    ]
+    n_bars = max(counts) + 1
+    bounds = [round((first + i) * step, digits) for i in range(n_bars + 1)]
+    bars = [HistogramBar(bounds[i], bounds[i + 1], counts.get(i, 0)) for i in range(n_bars)]
     name, unit = column.casefold(), "value"
     if name.endswith(LENGTH_SUFFIX):
         unit = "characters"
@@ -567,6 +581,8 @@ def _make_histogram(numbers: duckdb.DuckDBPyConnection, column: str, x: str) -> 
 def bin_step(low: float, high: float, *, whole: bool) -> float:
     """Returns the width of bins: 1, 2 or 5 times a power of ten, and a whole number for whole numbers.
 
+    Numbers from 0 to 1, such as pass rates, always get `RATE_STEP`, unless all are whole.
+
     Example: the numbers 0 to 1000 get bins of 50.
     """
     if not whole and low >= 0 and high <= 1:
@@ -577,7 +593,8 @@ def bin_step(low: float, high: float, *, whole: bool) -> float:
     if least_width <= 0:  # all values are equal
         return 1.0 if whole else 10.0 ** math.floor(math.log10(abs(high)))
     power = 10.0 ** math.floor(math.log10(least_width))
-    # By rounding, `least_width` may be a hair above a round width that it equals, so it is reduced a little.
+    # By rounding, `least_width` may be slightly above the round width that it should equal, so it is reduced
+    # a little.
     round_widths = [power * factor for factor in (1, 2, 5, 10)]
     step = next(width for width in round_widths if width >= least_width * (1 - ROUNDING_SHARE))
     return max(1.0, step) if whole else step

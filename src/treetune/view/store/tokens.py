@@ -102,15 +102,17 @@ def tokens_of(run: Path, answer: StoredAnswer, config: Mapping[str, Any]) -> Tok
         assert episode is not None
         sampled = episode.trained
         branches, versions = [()] * len(ids), [None] * len(ids)
-    # A training row has the steps of credit, which may have merged steps of the answer. If it has none, the
-    # steps of the answer itself are shown.
-    with_steps = episode if episode is not None else stored
-    ends = with_steps.step_ends or stored.step_ends
+    # The steps that are shown are those of the training row, because credit may have merged steps of the
+    # answer. If there is no training row, or if it has no steps, they are those of the answer itself.
+    source_of_steps = episode if episode is not None else stored
+    ends = source_of_steps.step_ends or stored.step_ends
     return Tokens(
         ids=ids,
         texts=texts_of(run, ids),
         sampled=sampled,
-        steps=steps_of(len(with_steps.response_ids), ends, episode, rewards=with_steps.step_rewards),
+        steps=steps_of(
+            len(source_of_steps.response_ids), ends, episode, rewards=source_of_steps.step_rewards
+        ),
         branches=branches,
         versions=versions,
         numbers=numbers,
@@ -118,21 +120,22 @@ def tokens_of(run: Path, answer: StoredAnswer, config: Mapping[str, Any]) -> Tok
 
 
 def _advantages_of(answer: StoredAnswer, config: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Returns the advantages of an answer's tokens. Tokens that were not trained have NaN.
+    """Returns the advantages of an answer's tokens, by name. Tokens that were not trained have NaN.
 
-    If training normalised the advantages of credit, the result has "advantage" as training used it, and
-    `ADVANTAGE_OF_CREDIT`. If training didn't change them, or if the changed ones can't be computed, it has
-    only the advantages of credit, as "advantage". It is empty if the answer has no credit.
+    If training normalised the advantages, the normalised ones are called "advantage", and the stored ones
+    `ADVANTAGE_OF_CREDIT`. If training didn't change the stored advantages, or if the changed ones can't be
+    computed, the stored ones are called "advantage". The result is empty if the answer has no advantages.
     """
     episode = answer.episode
     if episode is None or episode.advantages is None:
         return {}
-    of_credit = np.where(episode.trained, episode.advantages, np.nan)
+    stored_advantages = np.where(episode.trained, episode.advantages, np.nan)
     moments = _normalisation_moments(answer, episode, config)
     if not moments:
-        return {"advantage": of_credit}
-    mean, deviation = moments[episode.domain]  # training subtracted the mean and divided by the deviation
-    return {"advantage": ((of_credit - mean) / deviation).astype(np.float32), ADVANTAGE_OF_CREDIT: of_credit}
+        return {"advantage": stored_advantages}
+    mean, deviation = moments[episode.domain]
+    normalised = ((stored_advantages - mean) / deviation).astype(np.float32)  # float32 as in training
+    return {"advantage": normalised, ADVANTAGE_OF_CREDIT: stored_advantages}
 
 
 def _engine_logprobs(answer: StoredAnswer) -> np.ndarray | None:
@@ -148,13 +151,15 @@ def _engine_logprobs(answer: StoredAnswer) -> np.ndarray | None:
     precisions = [segment.logprobs.dtype for segment in trajectory.segments if segment.logprobs is not None]
     if not precisions:
         return None
-    columns = []
+    logprobs_of_segments = []
     for segment in trajectory.segments:
-        # The column of NaN has the engine's precision, so that the concatenated column keeps this precision.
-        # Pages show the fewest digits that stand for a number in its precision.
-        missing = np.full(len(segment.token_ids), np.nan, precisions[0])
-        columns.append(missing if segment.logprobs is None else segment.logprobs)
-    return np.concatenate(columns)
+        if segment.logprobs is not None:
+            logprobs_of_segments.append(segment.logprobs)
+        else:
+            # NaN in float64 would turn the engine's float32 into float64 when they are concatenated, and
+            # pages would show more digits than the engine computed.
+            logprobs_of_segments.append(np.full(len(segment.token_ids), np.nan, precisions[0]))
+    return np.concatenate(logprobs_of_segments)
 
 
 def _trainer_numbers(answer: StoredAnswer) -> dict[str, np.ndarray]:
@@ -165,19 +170,20 @@ def _trainer_numbers(answer: StoredAnswer) -> dict[str, np.ndarray]:
     episode = answer.episode
     if episode is None:
         return {}
+    # `answer.signals` has the trainer's numbers for each of `answer.episodes`. It is empty if none were
+    # recorded, so `zip` isn't strict.
     signals = None
-    # Not strict, because `answer.signals` (the trainer's numbers for tokens) is empty if none were recorded.
     for stored_episode, stored_signals in zip(answer.episodes, answer.signals, strict=False):
         if stored_episode is episode:
             signals = stored_signals
     numbers = {}
-    attributes = {
+    attribute_by_name = {
         "entropy": "entropies",
         "gap": "gaps",
         "trainer's log-prob": "logprobs",
         "log-ratio": "log_ratios",
     }
-    for name, attribute in attributes.items():
+    for name, attribute in attribute_by_name.items():
         values = getattr(signals, attribute, None)
         if values is not None:
             numbers[name] = np.full(len(episode.trained), np.nan, values.dtype)
@@ -220,7 +226,7 @@ def steps_of(
             merged=credit is not None and any(credit.values) and credit.values[number] is None,
         )
         for number, (start, end) in enumerate(zip((0, *ends[:-1]), ends, strict=True))
-        if start < end or length == 0  # an answer without tokens has a step, too
+        if start < end or length == 0  # empty steps are left out, unless there are no tokens at all
     ]
 
 
@@ -238,7 +244,7 @@ def texts_of(run: Path, ids: np.ndarray) -> list[str] | None:
     Returns None if the experiment stored no texts of tokens.
     """
     vocabulary = all_texts(run)
-    return vocabulary and text_of_each(vocabulary, ids)
+    return text_of_each(vocabulary, ids) if vocabulary else None
 
 
 def text_of_each(vocabulary: Sequence[str], ids: np.ndarray) -> list[str]:
@@ -283,13 +289,11 @@ def describe_credit_change(config: Mapping[str, Any]) -> str:
         "scale": f"it is divided by the standard deviation of {scope} trained tokens",
         "advantage": "the token's KL penalty is subtracted from it",
     }
-    # The changes in the order in which training makes them: a KL penalty on the reward comes before the
+    normalisation = trainer.get("advantage_normalisation")
+    # In the order in which training makes the changes: a KL penalty on the reward is subtracted before the
     # normalisation, and a KL penalty on the advantage after it.
-    changes = [trainer.get("advantage_normalisation")]
-    if kl_placement == "reward":
-        changes.insert(0, kl_placement)
-    else:
-        changes.append(kl_placement)
+    changes = [kl_placement, normalisation] if kl_placement == "reward" else [normalisation, kl_placement]
+    # Without a normalisation or a penalty, its entry in `changes` has no description.
     texts = [descriptions[change] for change in changes if change in descriptions]
     return f"in training {' and '.join(texts)}" if texts else ""
 
@@ -299,9 +303,11 @@ def _normalisation_moments(
 ) -> dict[str, tuple[float, float]]:
     """Returns (mean, deviation) by domain, with which training normalises the advantages of an iteration.
 
-    Training subtracts the mean and divides by the deviation (see `trainer.preparation`). The result is empty
-    if training doesn't normalise, and if it subtracts a KL penalty from advantages, because the penalty is
-    not stored. It is also empty if the answer's domain has too few trained tokens.
+    Training subtracts the mean and divides by the deviation (see `trainer.preparation`). With the
+    normalisation "scale" it only divides, so the mean is 0.
+
+    The result is empty if training doesn't normalise, and if it subtracts a KL penalty from advantages,
+    because the penalty is not stored. It is also empty if the answer's domain has too few trained tokens.
     """
     trainer, path = config.get("trainer") or {}, answer.source.episodes
     normalisation = trainer.get("advantage_normalisation")
@@ -312,14 +318,14 @@ def _normalisation_moments(
     for domain in sums:
         # Training normalises each domain by itself, or all domains together.
         domains = [domain] if trainer.get("normalise_by_domain") else list(sums)
-        count, total, squares = np.sum([sums[name] for name in domains], axis=0)
+        count, total, sum_of_squares = np.sum([sums[name] for name in domains], axis=0)
         if count < 2:  # there is no deviation, so the domain is left out
             continue
         # The same formulas as in training, including its 1e-8.
         mean = total / count
-        deviation = np.sqrt(max(0.0, squares - count * mean**2) / (count - 1) + 1e-8)
-        subtracted = float(mean) if normalisation == "whiten" else 0.0
-        moments[domain] = subtracted, float(deviation)
+        deviation = np.sqrt(max(0.0, sum_of_squares - count * mean**2) / (count - 1) + 1e-8)
+        subtracted_mean = float(mean) if normalisation == "whiten" else 0.0
+        moments[domain] = subtracted_mean, float(deviation)
     return moments if episode.domain in moments else {}
 
 
@@ -337,8 +343,8 @@ def _trained_advantages(path: Path) -> Iterator[tuple[str, Column]]:
     next(batches)  # the schema
     for batch, _ in batches:
         domains = batch["domain"].to_pylist() if "domain" in batch.schema.names else [""] * batch.num_rows
-        columns = rows_of(batch["advantages"]), rows_of(batch["trained"])
-        for domain, advantages, trained in zip(domains, *columns, strict=True):
+        advantages_of_rows, trained_of_rows = rows_of(batch["advantages"]), rows_of(batch["trained"])
+        for domain, advantages, trained in zip(domains, advantages_of_rows, trained_of_rows, strict=True):
             if advantages is not None and trained is not None:
                 yield domain, advantages[trained.astype(bool)].astype(float)
 
@@ -351,11 +357,11 @@ def _sums_by_domain(path: Path, stat: object) -> dict[str, tuple[int, float, flo
     """
     sums: dict[str, tuple[int, float, float]] = {}
     for domain, advantages in _trained_advantages(path):
-        count, total, squares = sums.get(domain, (0, 0.0, 0.0))
+        count, total, sum_of_squares = sums.get(domain, (0, 0.0, 0.0))
         sums[domain] = (
             count + len(advantages),
             total + advantages.sum(),
-            squares + (advantages**2).sum(),
+            sum_of_squares + (advantages**2).sum(),
         )
     return sums
 
@@ -405,14 +411,15 @@ def trained_steps(answer: StoredAnswer, tokens: Tokens, config: Mapping[str, Any
     objective_class = Objective.parts_by_name().get(str(objective.get("type")))
     default_aggregation = getattr(objective_class, "aggregation", "token")
     by_sequence = objective.get("aggregation", default_aggregation) == "sequence"
-    # With a KL penalty, which isn't stored, `advantages` below are those before training subtracted it.
-    are_of_training = not has_kl_penalty(config)
-    moments, weight_of_all = _normalisation_moments(answer, episode, config), 0.0
-    if are_of_training:
-        # The moments are given as a tuple, because the result is cached by its arguments, which must be
-        # hashable.
-        weight_of_all = _weight_of_all(path, stat_of(path), tuple(moments.items()), by_sequence)
+    # If training subtracted a KL penalty, its advantages are unknown, because the penalty isn't stored:
+    # `advantages` are then those before the subtraction.
+    has_training_advantages = not has_kl_penalty(config)
     advantages = tokens.numbers["advantage"]
+    weight_of_all = 0.0  # 0 if it is unknown
+    if has_training_advantages:
+        moments = _normalisation_moments(answer, episode, config)
+        # `_weight_of_all` is cached by its arguments, which must be hashable, so the moments become a tuple.
+        weight_of_all = _weight_of_all(path, stat_of(path), tuple(moments.items()), by_sequence)
     # By sequence, the loss is a mean over answers of the mean over an answer's tokens.
     aggregation_weight = 1 / max(1, episode.trained.sum()) if by_sequence else 1.0
     unknown = np.full(len(episode.trained), np.nan)
@@ -427,7 +434,7 @@ def trained_steps(answer: StoredAnswer, tokens: Tokens, config: Mapping[str, Any
         share = trained_advantage = None
         if weight_of_all:
             share = aggregation_weight * float(np.abs(advantages[trained]).sum()) / weight_of_all
-        if are_of_training and len(trained):
+        if has_training_advantages and len(trained):
             trained_advantage = float(advantages[trained].mean())
         rows.append(
             TrainedStep(
@@ -454,10 +461,11 @@ def _is_clipped(ratios: np.ndarray, advantages: np.ndarray, objective: Mapping[s
     if objective.get("type") != "ppo":
         return np.zeros(len(advantages))
     names = ("clip_low", "clip_high", "dual_clip")
+    # A bound that the configuration doesn't set has the default of the class.
     low, high, dual = (objective.get(name, getattr(ClippedPolicyGradient, name)) for name in names)
     has_risen, has_fallen = ratios > 1 + high, ratios < 1 - low
-    is_far_too_large = ratios > (dual or np.inf)  # no ratio is, if `dual` is None: there is no dual clip
-    is_clipped_if_negative = (has_fallen | is_far_too_large) & (advantages < 0)
+    largest_ratio = dual or np.inf  # without a dual clip, no ratio is far too large
+    is_clipped_if_negative = (has_fallen | (ratios > largest_ratio)) & (advantages < 0)
     return np.where(advantages > 0, has_risen, is_clipped_if_negative)
 
 
@@ -473,16 +481,15 @@ def _weight_of_all(
 ) -> float:
     """Returns the sum of the weights of all trained tokens of an iteration (see `trained_steps`).
 
-    `moments` has (domain, (mean, deviation)) for each domain, as in `_normalisation_moments`.
-
-    `stat` is only a part of the cache's key, so that a changed file is read again.
+    `moments` has (domain, (mean, deviation)) for each domain, as in `_normalisation_moments`. `stat` is only
+    a part of the cache's key, so that a changed file is read again.
     """
     moments_by_domain, total = dict(moments), 0.0
     for domain, advantages in _trained_advantages(path):
         # Without moments, training uses the advantages of credit as they are.
         mean, deviation = moments_by_domain.get(domain, (0.0, 1.0))
-        sizes = np.abs(advantages - mean) / deviation
-        total += float(sizes.mean() if by_sequence and len(sizes) else sizes.sum())
+        weights = np.abs(advantages - mean) / deviation
+        total += float(weights.mean() if by_sequence and len(weights) else weights.sum())
     return total
 
 
@@ -517,11 +524,12 @@ def method_of(
 
     `cost` has the cost of the method, and `analysis_name` is the name of the analysis.
     """
-    pairs = zip(credit["values"], credit["advantages"], strict=True)
-    # A value is None if the method has no value before the step.
-    cells = tuple((value and Shown(**value), Shown(**advantage)) for value, advantage in pairs)
+    cells = []
+    for value, advantage in zip(credit["values"], credit["advantages"], strict=True):
+        shown_value = None if value is None else Shown(**value)  # None: no value before the step
+        cells.append((shown_value, Shown(**advantage)))
     cost_text = f"{cost['tokens_per_answer']:.0f} tokens an answer" if cost else ""
-    return MethodCredit(name, cells, analysis_name, cost_text)
+    return MethodCredit(name, tuple(cells), analysis_name, cost_text)
 
 
 def credits_of(run: Path, answer: StoredAnswer) -> list[MethodCredit]:
@@ -535,7 +543,9 @@ def credits_of(run: Path, answer: StoredAnswer) -> list[MethodCredit]:
     directory = ExperimentDirectory(run)
     for folder in map(directory.analysis_folder, directory.analyses()):
         try:
-            methods += [*_credits_of_microscope(folder, answer)] or [*_credits_of_replay(folder, answer)]
+            methods_of_microscope = list(_credits_of_microscope(folder, answer))
+            # An analysis that isn't a credit microscope may be a replay.
+            methods += methods_of_microscope or list(_credits_of_replay(folder, answer))
         except (OSError, ValueError, KeyError, TypeError):  # still being written, or from another version
             continue
     return methods
@@ -559,7 +569,8 @@ def _credits_of_microscope(folder: Path, answer: StoredAnswer) -> Iterable[Metho
     result = read_result(folder)
     if result.get("analyzer") != "credit_microscope":
         return
-    iteration = result["numbers"]["by_iteration"].get(str(answer.source.number - 1))  # counted from 0 there
+    number_from_0 = str(answer.source.number - 1)  # as the analysis counts iterations
+    iteration = result["numbers"]["by_iteration"].get(number_from_0)
     if iteration is None:
         return
     for row in iteration["answers"]:
@@ -579,7 +590,7 @@ def _credits_of_replay(folder: Path, answer: StoredAnswer) -> Iterable[MethodCre
         return
 
     def find_number(numbers: Sequence[float | None], step: int) -> Shown | None:
-        """Returns the number of a step without an interval; None if it is missing."""
+        """Returns the number of a step, which is shown without an interval; None if it is missing."""
         number = numbers[step] if step < len(numbers) else None
         return None if number is None else Shown(number)
 
@@ -596,4 +607,4 @@ def _credits_of_replay(folder: Path, answer: StoredAnswer) -> Iterable[MethodCre
                 steps = range(len(row["step_ends"]))
                 cells = tuple((find_number(values, step), find_number(advantages, step)) for step in steps)
                 yield MethodCredit(f"replay, {variant}", cells, folder.name)
-            return
+            return  # each answer has only one line

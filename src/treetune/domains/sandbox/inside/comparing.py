@@ -224,6 +224,7 @@ class _Body:
         elif isinstance(node, ast.ExceptHandler) and node.name:  # ``except ValueError as error``
             self._locals.add(node.name)
             self._names_of_parts.add(node.name)  # the function hasn't made the error itself
+            self._lasting.add(node.name)  # the error may hold what lasts: ``raise ValueError(self.seen)``
         elif isinstance(node, ast.Assign):  # ``x = y = value``
             for target in node.targets:
                 self._note_binding(target, node.value)

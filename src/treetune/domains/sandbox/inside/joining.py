@@ -207,7 +207,7 @@ _CUSTOMARY_MODULES = (
     "copy", "bisect", "heapq", "collections", "datetime", "re", "string",
 )  # fmt: skip
 """The modules M for which LiveCodeBench runs ``from M import *`` and then ``import M`` before an answer. If
-two modules define the same name, the last module counts there, and the first one here."""
+two modules define the same name, the last module counts in LiveCodeBench, and the first one here."""
 
 
 def import_customary_names(code: str) -> dict[str, Any]:

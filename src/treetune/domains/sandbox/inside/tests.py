@@ -231,7 +231,7 @@ def _run_tests(peer: Peer, report: Report, prefix: str, order: dict[str, Any]) -
         trees = [ast.parse(texts)]
     else:
         trees = [ast.parse(text) for text in texts]
-    # Without an incomplete function at the prefix's end, which only the answer completes.
+    # An incomplete function at the prefix's end is left out, since only the answer completes it.
     shared = ast.parse(complete_part(prefix))
     # A stub would hide the answer's function of the same name from the tests.
     shared.body = [statement for statement in shared.body if not is_stub(statement)]

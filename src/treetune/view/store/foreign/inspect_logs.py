@@ -48,7 +48,9 @@ def answer_of(sample: Mapping[str, Any], task: str = "") -> dict[str, Any]:
         raise NotAnAnswer("it has no id or no input, which a sample of Inspect has")
     attachments = sample.get("attachments") or {}
     output: Mapping[str, Any] = sample.get("output") or {}
-    prompt, answer = _split_sample(_with_attachments(sample, attachments), output)
+    # The other parts of a sample, such as its events, may be large, and have nothing of prompt and answer.
+    conversation = {"input": sample.get("input"), "messages": sample.get("messages")}
+    prompt, answer = _split_sample(_with_attachments(conversation, attachments), output)
     reward, values, score = _read_scores(sample.get("scores"), sample.get("score"))
     error = describe_error(sample.get("error")) or describe_error(output.get("error"))
     limit = sample.get("limit")
@@ -83,37 +85,32 @@ def answer_of(sample: Mapping[str, Any], task: str = "") -> dict[str, Any]:
 
 
 def _with_attachments(value: Any, attachments: Mapping[str, Any]) -> Any:
-    """Returns a sample, or a part of one, in which each name of an attachment is replaced by the attachment.
-
-    Members of objects that are named in `not_needed` are left out at every level.
-    """
+    """Returns a part of a sample in which each name of an attachment is replaced by the attachment."""
     if isinstance(value, str) and value.startswith(ATTACHMENT_PREFIX):
         return attachments.get(value.removeprefix(ATTACHMENT_PREFIX), value)
     if isinstance(value, list):
         return [_with_attachments(part, attachments) for part in value]
     if isinstance(value, Mapping):
-        not_needed = ("attachments", "events", "store")  # parts of a sample from which nothing is read
-        return {
-            name: _with_attachments(part, attachments)
-            for name, part in value.items()
-            if name not in not_needed
-        }
+        return {name: _with_attachments(part, attachments) for name, part in value.items()}
     return value
 
 
-def _split_sample(sample: Mapping[str, Any], output: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Returns the prompt and the answer of a sample.
+def _split_sample(conversation: Mapping[str, Any], output: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Returns the prompt and the answer of a sample. `conversation` has its ``input`` and its ``messages``.
 
     The answer begins with the first assistant message that the log marks as generated. Older logs have no
     such marks. There it begins with the first assistant message after the messages of the input, which may
     themselves contain assistant messages as examples.
     """
-    sample_input = sample.get("input")
-    messages = sample.get("messages") or []
-    messages_in_input = len(sample_input) if isinstance(sample_input, list) else 1
+    sample_input = conversation["input"]
+    messages = conversation["messages"] or []
+    # System messages aren't counted, neither here nor below: solvers add some that are not in the input.
+    messages_in_input = 1
+    if isinstance(sample_input, list):
+        messages_in_input = sum(message.get("role") != "system" for message in sample_input)
     has_marks = any(message.get("source") == "generate" for message in messages)
     answer_start = len(messages)
-    messages_so_far = 0  # without system messages: solvers add some that are not in the input
+    messages_so_far = 0
     for position, message in enumerate(messages):
         if has_marks:
             may_begin_answer = message.get("source") == "generate"

@@ -69,7 +69,7 @@ def make_line(
         outcome: The grader's outcome; None if it follows from `error` and `reward`.
         numbers: Further numbers of the answer, by name.
         sample: The number of the answer among those to its problem, from 0; None if it is unknown.
-        changed: The reason why `text` is not what the model wrote token by token. If it is empty,
+        changed: The reason why the text that pages show differs from what the model wrote. If it is empty,
             `describe_change` finds it.
     """
     if outcome is None:
@@ -79,6 +79,7 @@ def make_line(
             outcome = "unavailable" if reward is None else "ok"
     return {
         "problem": problem,
+        # A larger number, which can only be a mistake, might not fit into the column of the index.
         "sample": sample if sample is not None and sample <= LARGEST_COUNT else None,
         "prompt": write_as_text(prompt),
         # A conversation of a single message is shown as a plain prompt.
@@ -100,11 +101,12 @@ def make_line(
 
 
 def describe_change(answer: Any) -> str:
-    """Returns the reason why the text of an answer is not what the model wrote token by token.
+    """Returns the reason why the text that pages show of an answer differs from what the model wrote.
 
-    It is empty for a text, and for a single message that has only text. Answers of several messages, and
-    messages with thoughts or calls of tools in separate fields, are written as text for people, without the
-    tokens that the chat template puts around these parts. Example: "several messages".
+    It is empty for an answer that is a text, or a single message that has only text: these are shown as the
+    model wrote them. In an answer of several messages, or with thoughts or calls of tools in separate fields,
+    the chat template put tokens around each part. Pages show these parts without those tokens. Example:
+    "several messages".
     """
     if is_conversation(answer) and len(answer) > 1:
         return "several messages"
@@ -168,7 +170,8 @@ def number_of(value: object) -> float | None:
 def numbers_in(values: Mapping[str, Any], without: Sequence[str] = ()) -> dict[str, float]:
     """Returns the finite numbers of an object and of objects nested in it, by path: {"metrics/length": 31.0}.
 
-    Fields of the object itself whose names are in `without` are left out.
+    Fields of the object itself whose names are in `without` are left out. At most `MOST_NUMBERS` are
+    returned.
     """
     numbers = dict[str, float]()
     for path, number in _find_numbers(values, without, NESTED_LEVELS):
@@ -183,8 +186,8 @@ def _find_numbers(
 ) -> Iterator[tuple[str, float]]:
     """Yields (path, number) for each finite number of an object and of objects nested in it.
 
-    `left_out_names` has the names of the object's fields that are left out, but not of nested ones. `depth`
-    is the number of levels of nested objects that are read.
+    `left_out_names` has the names of fields that are left out. Fields of nested objects with these names are
+    not left out. `depth` is the number of levels of nested objects that are read.
     """
     for name, value in values.items():
         if name in left_out_names or not isinstance(name, str):

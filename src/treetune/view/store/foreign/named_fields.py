@@ -207,20 +207,20 @@ def _read_reward(row: Mapping[str, Any], value: Any) -> tuple[float | None, str]
         remark = f"the reward is {name}, one of {len(numbers)} numbers" if len(numbers) > 1 else ""
         return numbers[name], remark
     if isinstance(value, list):
-        numbers_of_tokens = [number_of(part) for part in value]
-        finite = [number for number in numbers_of_tokens if number is not None]
         if not value:
             return None, "its reward is empty"
-        if len(finite) < len(value):
+        rewards_of_tokens = [number_of(reward) for reward in value]
+        finite_rewards = [reward for reward in rewards_of_tokens if reward is not None]
+        if len(finite_rewards) < len(value):
             return None, "its reward is a list with values that are not numbers"
-        remark = f"the sum of {len(finite)} numbers" if len(finite) > 1 else ""
-        return sum(finite), remark
+        remark = f"the sum of {len(finite_rewards)} numbers" if len(finite_rewards) > 1 else ""
+        return sum(finite_rewards), remark
     if _has_field(row, "reward"):
         number = number_of(value)
         if number is None:
             return None, f"its reward is {json.dumps(value)}, which is not a number"
         return number, ""
-    columns = _reward_columns(row)
+    columns = _reward_columns(row)  # a table of TRL has a column for each reward function
     scores = [number_of(row[name]) for name in columns]
     finite_scores = [score for score in scores if score is not None]  # a function may skip an answer
     if not finite_scores:
@@ -233,17 +233,18 @@ def _reward_columns(row: Mapping[str, Any]) -> list[str]:
     """Returns the columns of reward functions in a row of TRL's table.
 
     They are the columns of numbers with "reward" or "score" in their names. If there are none, they are all
-    columns of numbers that don't have a known meaning.
+    columns of numbers whose names don't have another meaning.
     """
-    other_columns = {
+    names_with_other_meaning = {
         *NOT_REWARD_COLUMNS,
         *FIELD_NAMES["prompt"],
         *FIELD_NAMES["text"],
         *FIELD_NAMES["gold"],
         *FIELD_NAMES["problem"],
     }
-    columns = [
-        name for name, value in row.items() if name not in other_columns and isinstance(value, int | float)
-    ]
+    columns = []
+    for name, value in row.items():
+        if name not in names_with_other_meaning and isinstance(value, int | float):
+            columns.append(name)
     named_as_rewards = [name for name in columns if "reward" in name.casefold() or "score" in name.casefold()]
     return named_as_rewards or columns

@@ -36,9 +36,9 @@ class StoredTokens:
 
 
 def stored_tokens(row: Any) -> StoredTokens | None:
-    """Returns the token ids of a row. Returns None if it has none, or if it doesn't have exactly one answer.
+    """Returns the token ids of a row. Returns None if it has none, or if it has several answers.
 
-    The row of an agent doesn't have exactly one answer if it has several conversations, or one that forks.
+    The row of an agent has several answers if it has several conversations, or a conversation that forks.
     """
     if not isinstance(row, Mapping):
         return None
@@ -64,16 +64,16 @@ def stored_tokens(row: Any) -> StoredTokens | None:
     return StoredTokens(
         prompt_ids,
         response_ids,
-        _as_mask(_first_column(row, MASK_NAMES, len(response_ids))),
-        _first_column(row, LOGPROB_NAMES, len(response_ids)),
+        sampled=_as_mask(_first_column(row, MASK_NAMES, len(response_ids))),
+        logprobs=_first_column(row, LOGPROB_NAMES, len(response_ids)),
     )
 
 
 def _tokens_of_trace(trace: Mapping[str, Any]) -> StoredTokens | None:
     """Returns the tokens of a trace of verifiers.
 
-    Returns None if its messages don't all have token ids and follow each other, or if there is no prompt or
-    no answer.
+    Returns None if one of its messages has no token ids, if the conversation forks, or if there is no prompt
+    or no answer.
     """
     ids: list[int] = []
     sampled: list[bool] = []
@@ -83,10 +83,12 @@ def _tokens_of_trace(trace: Mapping[str, Any]) -> StoredTokens | None:
         node_ids = _as_token_ids(node.get("token_ids")) if isinstance(node, Mapping) else None
         if node_ids is None:
             return None
-        # `parent` is the number of the message that this one follows.
+        # `parent` is the number of the message that this one follows. If that isn't the message just before
+        # it, the conversation forks.
         parent = node.get("parent", number - 1)
-        if number > 0 and parent != number - 1:  # the conversation forks
+        if number > 0 and parent != number - 1:
             return None
+        # Without a mask, either all tokens of a message were sampled, or none.
         mask = _as_mask(_as_numbers(node.get("mask"), len(node_ids)))
         node_sampled = [bool(node.get("sampled"))] * len(node_ids) if mask is None else mask
         node_logprobs = _as_numbers(node.get("logprobs"), len(node_ids))
@@ -100,7 +102,12 @@ def _tokens_of_trace(trace: Mapping[str, Any]) -> StoredTokens | None:
     if True not in sampled[1:]:
         return None
     start = sampled.index(True, 1)
-    return StoredTokens(ids[:start], ids[start:], sampled[start:], logprobs[start:] if has_logprobs else None)
+    return StoredTokens(
+        prompt_ids=ids[:start],
+        response_ids=ids[start:],
+        sampled=sampled[start:],
+        logprobs=logprobs[start:] if has_logprobs else None,
+    )
 
 
 def _first_ids(row: Mapping[str, Any], names: Sequence[str]) -> list[int] | None:

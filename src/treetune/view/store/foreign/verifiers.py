@@ -166,7 +166,8 @@ def _read_reward(trace: Mapping[str, Any]) -> tuple[float | None, dict[str, floa
     """Returns a trace's reward, and its scores by name.
 
     The reward is the one that the trace states or, if it states none, the weighted sum of the scores. It is
-    None if there is no score, or if a score whose weight isn't 0 is not a number.
+    None if there is no score, or if a score whose weight isn't 0 is not a number. A reward function whose
+    entry is null has no score.
     """
     scores, total = dict[str, float](), 0.0
     is_sum_known = True
