@@ -319,7 +319,7 @@ class Plan:
 
     def _uses_of_host(self) -> Iterator[MemoryUse]:
         """Yields the uses of a machine's own memory, and of /dev/shm, whose content is in this memory, too.
-        On a CPU, so are the models."""
+        On a CPU, the models are in this memory as well."""
         machine, trainer, engine = self.machine, self.trainer, self.engine
         shared_memory = self._shared_memory_item
         if self.sends_through_memory:
@@ -362,6 +362,7 @@ class Plan:
             machine.host_memory,
         )
         if engine is not None:
+            # An evaluation may score answers with a checkpoint's weights. One rank reads the weights for all:
             # 4 bytes a weight, and at most `SCORED_WITH_BYTES` in memory at once.
             scored = MemoryItem(
                 "a checkpoint's weights, scored once for all ranks",
