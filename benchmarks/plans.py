@@ -24,7 +24,7 @@ import treetune.parts  # noqa: E402, F401  (registers all parts)
 from tests.runtime.planning.plans import PUBLISHED_RUNS, seconds_of_published  # noqa: E402
 from tests.support.peak_memory import Case  # noqa: E402
 from tests.support.shipped import whole_configurations  # noqa: E402
-from treetune.cluster.commands import shape_of_start_model  # noqa: E402
+from treetune.cluster.commands import find_shape  # noqa: E402
 from treetune.config.build import build  # noqa: E402
 from treetune.config.explain import Explanation  # noqa: E402
 from treetune.config.jsonnet import load  # noqa: E402
@@ -137,7 +137,7 @@ class ShippedExperiment:
     """The sizes of its start model."""
 
     def plan(self, machine: Machine) -> Plan:
-        return Plan.of(self.root, machine, shape=self.shape)
+        return Plan.of(self.root, machine, shape_of=find_shape)
 
 
 def read_experiments() -> dict[str, ShippedExperiment]:
@@ -156,9 +156,9 @@ def read_experiments() -> dict[str, ShippedExperiment]:
         assert isinstance(root, PolicyIteration)
         reference = root.credit.trainer_scores.reference_model
         try:
-            shape = shape_of_start_model(root)
+            shape = find_shape(root.model, root.task.alphabet)
             if reference is not None:
-                reference.shape(root.task.alphabet)  # a plan needs the sizes of both models
+                find_shape(reference, root.task.alphabet)  # a plan needs the sizes of both models
         except ValueError as error:
             print(f"{name} is left out: {error}", file=sys.stderr)
             continue

@@ -30,23 +30,25 @@ def longest_context(config: Mapping[str, Any]) -> int | None:
 
     With YaRN, the longest context is the original number of positions times the factor. With linear scaling,
     it is the file's number of positions times the factor. With other kinds of rotary embeddings, the file has
-    the scaled number already.
+    the scaled number already. If kinds of layers differ, the longest of their contexts is returned, since
+    layers with a sliding window need no long one.
     """
     text = _text_config(config)
-    longest = next((text[name] for name in CONTEXT_KEYS if isinstance(text.get(name), int)), None)
-    if longest is None or longest <= 0:
+    positions = next((text[name] for name in CONTEXT_KEYS if isinstance(text.get(name), int)), None)
+    if positions is None or positions <= 0:
         return None
+    longest = positions
     for rope in rope_settings(text):
         factor = rope.get("factor")
         if not isinstance(factor, int | float) or factor < 1:
             continue  # these embeddings aren't scaled
         if rope_kind(rope) == "yarn":
-            original = rope.get("original_max_position_embeddings") or longest
+            original = rope.get("original_max_position_embeddings") or positions
             # Some configurations give the scaled number already, so the larger one holds.
             longest = max(longest, int(factor * original))
         elif rope_kind(rope) == "linear" and text.get("model_type") not in _EXTENDED_ALREADY:
             # Not for the models in `_EXTENDED_ALREADY`, whose number includes the factor already.
-            longest = int(factor * longest)
+            longest = max(longest, int(factor * positions))
     return longest
 
 
@@ -115,11 +117,13 @@ def probe_rows(config: Any, lengths: Sequence[int]) -> list[list[int]]:
     text = config.get_text_config()
     # The keys have names such as `eos_token_id`. Multimodal models have those of images outside of the
     # section `text_config`.
-    special_ids = set()
+    special_ids: set[int] = set()
     for settings in (config.to_dict(), text.to_dict()):
         for key, value in settings.items():
-            if isinstance(value, int) and key.endswith(("token_id", "token_index")):
-                special_ids.add(value)
+            if not key.endswith(("token_id", "token_index")):
+                continue
+            ids = value if isinstance(value, list | tuple) else [value]  # `eos_token_id` may be a list
+            special_ids.update(token for token in ids if isinstance(token, int))
     ordinary_ids = [token for token in range(min(text.vocab_size, PROBE_TOKENS)) if token not in special_ids]
     rows = []
     for number, length in enumerate(lengths):

@@ -161,11 +161,11 @@ class Tree:
         """Returns an answer's fork from its nearest ancestor that is kept.
 
         The ancestors are the answer that it branched off from, the answer that its ancestor branched off
-        from, and so on. If none is kept, returns the fork from the farthest ancestor: its `sample` still
-        tells which answers have grown from the same answer.
+        from, and so on. If none is kept, returns the fork from the farthest ancestor. So two kept answers
+        that branched off from the same missing answer still have its `sample` in common.
 
         Example: answer 7 shares 10 tokens with answer 5, and answer 5 shares 4 with answer 0. Without answer
-        5, answer 7 has ``Fork(sample=0, tokens=4)``.
+        5, answer 7 has ``Fork(sample=0, tokens=4)``, also if answer 0 is missing, too.
         """
         forks_by_sample = {leaf.sample: leaf.fork for leaf in self.leaves}
         while fork is not None and fork.sample not in kept_samples:

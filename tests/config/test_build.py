@@ -7,11 +7,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import collections.abc
+import typing
+from dataclasses import dataclass, make_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from annotated_types import MinLen
 
 from tests.config.example_parts import Circle, Drawing, Frame, Picture, Shape, Square
 from treetune.config.build import build, keys_at
@@ -205,6 +208,26 @@ def test_a_key_takes_a_part_or_a_list_of_parts_whichever_its_type_names_first() 
     )
     with pytest.raises(ConfigError, match="first: should be a list"):
         build(collage, {"first": 3, "second": square}, key=key)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "description"),
+    [
+        (typing.Dict, "an object"),  # noqa: UP006
+        (dict, "an object"),
+        (collections.abc.Mapping, "an object"),
+        (typing.List, "a list"),  # noqa: UP006
+        (list, "a list"),
+        (typing.Tuple, "a list"),  # noqa: UP006
+        (tuple, "a list"),
+        (Annotated[dict, MinLen(1)], "an object of length at least 1"),
+        (tuple[int, str], "a list of exactly 2: a whole number, a string"),
+    ],
+)
+def test_a_container_of_anything_is_described_like_any_other(annotation: Any, description: str) -> None:
+    part: Any = make_dataclass("Part", [("values", annotation)], frozen=True, kw_only=True)
+    with pytest.raises(ConfigError, match=f"values: should be {description}, is 3"):
+        build(part, {"values": 3}, key=("part",))
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,17 @@ def test_imports_in_comments_and_texts_do_not_count() -> None:
     assert lexer.imported_names(comments + texts) == ["e"]
 
 
+@pytest.mark.parametrize(
+    "literal",
+    [r"""'\\"'""", r'''"a\\'\n"''', r"""'\\\"'""", r'''"\\\'"''', r'''"\"\'\n\u0041"''', r"""'it\'s "A"'"""],
+)
+def test_a_string_literal_has_the_value_that_jsonnet_gives_it(literal: str) -> None:
+    write(literal=f"{{ value: {literal} }}")
+    value = load(["literal.jsonnet"], environ={}).data["value"]
+    (token,) = lexer.split_tokens(literal)
+    assert token.value == value
+
+
 @given(st.text(alphabet="{}'\"|/*#@\\:+ \nab,", max_size=60))
 def test_any_text_can_be_searched(text: str) -> None:
     lexer.imported_names(text)
@@ -220,6 +231,26 @@ def test_a_file_that_others_override_is_reported_with_them() -> None:
     )
     assert note.startswith("1.jsonnet changes nothing")
     assert "by 3.jsonnet" in note
+
+
+@pytest.mark.parametrize(
+    ("texts", "overridden_by"),
+    [
+        (("{ t: { x: 1, y: 2 } }", "{ t: { x: 3, y: 2 } }", "{ t+: { z: 5 } }"), "1.jsonnet"),
+        (("{ t: { x: 1 } }", "{ t+: { x: 2 } }", "{ u: 1 }", "{ t: { z: 5 } }"), "1.jsonnet and 3.jsonnet"),
+        # The last file can't be evaluated without the one before it.
+        (("{ x: 1 }", "{ x: 2, y: 3 }", "{ x: $.y }"), "1.jsonnet and 2.jsonnet"),
+        (("{ x: 1 }", "{ x: 2, y: 3 }", "{ z: $.y }"), "1.jsonnet"),
+    ],
+)
+def test_only_files_that_override_something_are_named(texts: tuple[str, ...], overridden_by: str) -> None:
+    (note,) = [note for note in notes_on_stack(*texts) if note.startswith("0.jsonnet")]
+    assert f"is overridden by {overridden_by}: put it after" in note
+
+
+def test_a_file_that_only_takes_keys_away_is_reported_with_their_object() -> None:
+    (note,) = notes_on_stack(EXPERIMENT, "{ credit: { type: 'a' } }", "{ credit: { type: 'c' } }")
+    assert "all that it sets (credit) is overridden by 2.jsonnet" in note
 
 
 @pytest.mark.parametrize(

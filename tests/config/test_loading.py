@@ -90,6 +90,20 @@ def test_every_missing_variable_is_named_with_its_line_and_command_and_only_thos
         assert part in message
 
 
+def test_an_error_of_a_file_about_a_variable_is_no_unset_variable() -> None:
+    Path("own.jsonnet").write_text("{ a: error 'undefined external variable: X' }")
+    message = message_of_failed_load("own.jsonnet")
+    assert "in the value of a (own.jsonnet:1:6)" in message and "is not set" not in message
+    # Variables that really aren't set are reported first, also one of the same name.
+    Path("both.jsonnet").write_text(
+        "{ a: std.extVar('APP_A'), b: error 'undefined external variable: APP_A',"
+        " c: error 'undefined external variable: X' }"
+    )
+    message = message_of_failed_load("both.jsonnet")
+    assert "export APP_A=" in message and "both.jsonnet:1:6" in message
+    assert "undefined external variable: APP_A" in message_of_failed_load("both.jsonnet", APP_A="1")
+
+
 @pytest.mark.parametrize("value", ["one", "1.5", "", "1e3", "99999999999999999999"])
 def test_a_seed_that_is_no_whole_number_is_an_error(value: str) -> None:
     message = message_of_failed_load("base.jsonnet", APP_SEED=value)

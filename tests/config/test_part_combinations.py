@@ -54,6 +54,26 @@ def test_a_combination_that_makes_no_sense_is_refused_with_what_does(
 
 
 @pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        ("{type: 'addition_chain'}", "doesn't have ' ', '(', ')'"),  # those of Countdown
+        # Without characters of the experiment's task, nothing is said about those of the evaluation sets.
+        ("{type: 'multiplication', wording: 'words'}", "has no small alphabet"),
+    ],
+)
+def test_a_tiny_model_compares_evaluation_sets_with_the_characters_of_the_experiments_task(
+    task: str, message: str
+) -> None:
+    sets = ", ".join(
+        f"{{name: '{set_type}', split: 'test', problems: 8, task: {{type: '{set_type}'}}}}"
+        for set_type in ("addition_chain", "countdown")
+    )
+    issues = issues_of("quickstart/sft", f"{{task: {task}, evaluation+: {{sets: [{sets}]}}}}")
+    (issue,) = [issue for issue in issues if issue.key == "model.alphabet"]
+    assert message in issue.what
+
+
+@pytest.mark.parametrize(
     ("configs", "override", "feature"),
     [
         (THREADS, "{shaping: [], credit: {type: 'monte_carlo'}, rollout+: {parallel: false}}", OneLine()),

@@ -362,6 +362,9 @@ def test_bad_rows_stop_with_their_place_or_are_counted(
         ({"source": {"type": "files", "train": "nowhere.jsonl"}}, "there is no file nowhere.jsonl"),
         ({"rules": [{"type": "keep_where", "where": "nothing == 1"}]}, "nothing"),
         ({"filters": [{"name": "all", "where": "false"}]}, "no row is left"),
+        # The summary counts rows by these names.
+        ({"filters": [{"name": "a", "where": "true"}] * 2}, "several filters are called 'a'"),
+        ({"filters": [{"name": "bad rows", "where": "true"}]}, "a filter is called 'bad rows'"),
         ({"type": "filter_data"}, "wrong configuration"),
     ],
 )

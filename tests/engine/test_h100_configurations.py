@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.peak_memory import config_of
 from tests.support.shipped import ROOT, experiment_of, whole_configurations
-from treetune.cluster.commands import shape_of_start_model
+from treetune.cluster.commands import find_shape
 from treetune.engine.base import EngineLaunch, Rendezvous
 from treetune.engine.launch import BACKEND_OF_METHOD, ServerLaunch
 from treetune.engine.settings import VllmSettings
@@ -59,7 +59,7 @@ def server_starts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[st
     shapes: dict[str, Shape | None] = {}
     for name, root in experiments().items():
         if (model := repr(root.model)) not in shapes:
-            shapes[model] = shape_of_start_model(root)
+            shapes[model] = find_shape(root.model, root.task.alphabet)
         shape = shapes[model]
         assert shape is not None
         weights = folder / str([*shapes.values()].index(shape))

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -164,6 +165,16 @@ def test_gradients_are_those_of_the_models_own_logits() -> None:
         ({"max_position_embeddings": 64, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, 128),
         ({"max_position_embeddings": 64, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 64),
         ({"max_position_embeddings": 64, "rope_scaling": {"rope_type": "yarn", "factor": None}}, 64),
+        (
+            {
+                "max_position_embeddings": 64,
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "linear", "factor": 4.0},
+                    "sliding_attention": {"rope_type": "linear", "factor": 2.0},
+                },
+            },
+            256,
+        ),
         ({"vocab_size": 3}, None),
         ({"max_position_embeddings": -1}, None),
     ],
@@ -182,10 +193,11 @@ def test_only_ropes_of_two_lengths_have_a_rule() -> None:
 
 
 def test_probes_leave_out_tokens_with_a_meaning() -> None:
-    config = make("llama").model.config
+    config = deepcopy(make("llama").model.config)
     config.image_token_id = 5
+    config.eos_token_id = [1, 20]
     rows = probe_rows(config, (300, 20))
-    assert not {0, 1, 5} & {token for row in rows for token in row}
+    assert not {0, 1, 5, 20} & {token for row in rows for token in row}
     assert rows[1] != rows[0][:20]
 
 

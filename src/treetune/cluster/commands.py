@@ -20,6 +20,7 @@ from treetune.cli.command import PATH, Command, Options, build_root, evaluate_co
 if TYPE_CHECKING:
     from treetune.engine.launch import ServerLaunch
     from treetune.models.shapes import Shape
+    from treetune.models.sources import Alphabet, ModelSource
     from treetune.runtime.base import PolicyIteration
     from treetune.runtime.machine import Machine
 
@@ -195,7 +196,7 @@ def print_plan(options: Options) -> int:
     from treetune.runtime.planning.plan import Plan
     from treetune.runtime.planning.report import as_data, as_text
 
-    plan = Plan.of(root, _machine_of_options(options), options.answer_tokens, shape_of_start_model(root))
+    plan = Plan.of(root, _machine_of_options(options), options.answer_tokens, find_shape)
     say(json.dumps(as_data(plan), indent=2, ensure_ascii=False) if options.json else as_text(plan))
     fits_on_disk = plan.checkpoints.problem is None  # `plan.fits` doesn't look at the disk
     return 0 if plan.fits and fits_on_disk else 1
@@ -213,25 +214,26 @@ def _machine_of_options(options: Options) -> Machine:
     return make_described_machine(options.gpus, options.memory, options.machines, options.host_memory)
 
 
-def shape_of_start_model(root: PolicyIteration) -> Shape | None:
-    """Returns the sizes of the model that the experiment starts from; None if they aren't known without
-    loading the model.
+def find_shape(source: ModelSource, alphabet: Alphabet) -> Shape | None:
+    """Returns the sizes of a model; None if they aren't known without loading the model.
 
     The model may be a checkpoint that isn't there yet. Then the sizes come from the experiment that makes the
     checkpoint. A shipped configuration has to describe this experiment; otherwise this raises ValueError.
     """
     try:
-        return root.model.shape(root.task.alphabet)
+        return source.shape(alphabet)
     except ValueError:
-        checkpoint = Path(getattr(root.model, "name_or_path", ""))
+        checkpoint = Path(getattr(source, "name_or_path", ""))
         config_file = _configuration_that_makes(checkpoint)
         if config_file is None:
             raise
         from treetune.config.jsonnet import load
 
         # Without the APP_* variables, which are meant for the experiment that is planned.
-        earlier_root = build_root(load([str(config_file)], environment_keys=()), "plan", "an experiment")
-        return shape_of_start_model(cast("PolicyIteration", earlier_root))
+        config = load([str(config_file)], environment_keys=())
+        earlier_root = cast("PolicyIteration", build_root(config, "plan", "an experiment"))
+        # A checkpoint is as large as the model that its experiment starts from.
+        return find_shape(earlier_root.model, earlier_root.task.alphabet)
 
 
 def _configuration_that_makes(checkpoint: Path) -> Path | None:

@@ -534,14 +534,8 @@ def describe_overridden_files(config: Config) -> Iterator[str]:
         with_it = _sum_or_none([*earlier_layers, layer], config)
         if with_it is None or without_it == with_it:
             continue  # it needs later files, or repeats what earlier ones set
-        # The values that this file sets and later files override. An object is left out, since the values in
-        # it are listed themselves.
-        overridden_paths: list[KeyPath] = []
-        for path in key_paths(with_it):
-            value = value_at(with_it, path)
-            if value != value_at(without_it, path) and not isinstance(value, dict):
-                overridden_paths.append(path)
-        overriding_files = _files_that_set(overridden_paths, later_layers, config)
+        overridden_paths = _changed_keys(without_it, with_it)
+        overriding_files = _overriding_files(overridden_paths, layer, earlier_layers, later_layers, config)
         shown_keys = ", ".join(dotted_key(path) for path in overridden_paths[:MOST_SHOWN_KEYS])
         ellipsis = ", …" if len(overridden_paths) > MOST_SHOWN_KEYS else ""
         yield (
@@ -550,15 +544,49 @@ def describe_overridden_files(config: Config) -> Iterator[str]:
         )
 
 
-def _files_that_set(paths: Sequence[KeyPath], layers: Sequence[Layer], config: Config) -> Iterator[str]:
-    """Yields the names of the layers that set one of the keys, or an object around one of them."""
-    paths_and_parents: list[KeyPath] = []  # of ("a", "b"): ("a", "b") itself, and ("a",)
+def _changed_keys(before: Any, after: Any) -> list[KeyPath]:
+    """Returns the keys of `after` whose values `before` doesn't have. An object is left out if the result has
+    keys in it."""
+    changed_paths = [path for path in key_paths(after) if value_at(after, path) != value_at(before, path)]
+    objects_around: set[KeyPath] = set()
+    for path in changed_paths:
+        objects_around |= {path[:depth] for depth in range(1, len(path))}
+    return [path for path in changed_paths if path not in objects_around]
+
+
+def _overriding_files(
+    paths: Sequence[KeyPath],
+    layer: Layer,
+    earlier_layers: Sequence[Layer],
+    later_layers: Sequence[Layer],
+    config: Config,
+) -> list[str]:
+    """Returns the names of the later layers that override one of the keys at `paths`, which `layer` sets."""
+    names: list[str] = []
+    for later_layer in later_layers:
+        with_it = _sum_or_none([*earlier_layers, layer, later_layer], config)
+        without_it = _sum_or_none([*earlier_layers, later_layer], config)
+        if with_it is None or without_it is None:
+            # The later layer needs those between the two, which may set the same keys. So only the layer
+            # alone tells whether it sets a key.
+            overrides_a_key = _sets_one_of(paths, later_layer, config)
+        else:
+            # `layer` changes the key's value. If the value is the same with and without `layer` once the
+            # later layer is added, then the later layer overrides the key.
+            overrides_a_key = any(value_at(with_it, path) == value_at(without_it, path) for path in paths)
+        if overrides_a_key:
+            names.append(later_layer.name)
+    return names
+
+
+def _sets_one_of(paths: Sequence[KeyPath], layer: Layer, config: Config) -> bool:
+    """Returns whether a layer alone sets one of the keys, or an object around one of them."""
+    explanation = Explanation(replace(config, layers=(layer,)))
     for path in paths:
-        paths_and_parents += [path[:depth] for depth in range(len(path), 0, -1)]
-    for layer in layers:
-        explanation = Explanation(replace(config, layers=(layer,)))
-        if any(explanation.settings(path) for path in paths_and_parents):
-            yield layer.name
+        paths_of_objects = [path[:depth] for depth in range(len(path), 0, -1)]  # ("a", "b") and ("a",)
+        if any(explanation.settings(path_of_object) for path_of_object in paths_of_objects):
+            return True
+    return False
 
 
 def _sum_or_none(layers: Sequence[Layer], config: Config) -> Any:

@@ -76,7 +76,8 @@ FORMER_ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
 
 def refuse_former_names(family: type, part: type) -> None:
     """Raises TypeError if a part's class defines a method or attribute that its family had in an earlier
-    version, such as the method `made` of the family Task.
+    version, such as the method `made` of the family Task. Nothing would call this method, so the part would
+    silently do something else.
 
     It is allowed if a base class below the family defines it. Example: `MixedTask`, which is below Task,
     still has `of`, so its sub-classes may override `of`.
@@ -87,15 +88,14 @@ def refuse_former_names(family: type, part: type) -> None:
         # A setting without a default is only among the annotations.
         present_names |= vars(base).keys() | vars(base).get("__annotations__", {}).keys()
     settings = vars(part).get("__annotations__", {}).keys()
-    new_names = vars(part).keys() - present_names
-    new_settings = settings - present_names
+    methods_and_attributes = vars(part).keys() - settings
     # A setting may have the name of a former method: it is read as a setting, and never called.
     for name, instead in FORMER_METHODS.get(family.__name__, {}).items():
-        if name in new_names and name not in settings:
+        if name in methods_and_attributes - present_names:
             _refuse_former_name(part, name, instead)
     # A setting must not have the name of a former attribute.
     for name, instead in FORMER_ATTRIBUTES.get(family.__name__, {}).items():
-        if name in new_names or name in new_settings:
+        if name in (methods_and_attributes | settings) - present_names:
             _refuse_former_name(part, name, instead)
 
 

@@ -42,6 +42,11 @@ def import_parts(data: Any, explanation: Explanation | None = None) -> None:
 
     Raises ConfigError with everything that is wrong with these modules. If `imports` is not a list of texts,
     this function skips it: the schema of the object with this key reports the mistake.
+
+    Args:
+        data: The configuration.
+        explanation: Tells which file set each of its keys. Modules are also searched in the folders of these
+            files. None: only in the current folder.
     """
     folders.set_search_folders([Path.cwd(), *(explanation.folders if explanation else ())])
     issues = list(_import_installed_parts())

@@ -39,7 +39,7 @@ ENVIRONMENT_KEYS = {
 """Root keys that an environment variable sets, over the files and under the overrides."""
 
 
-_MISSING_VARIABLE = re.compile(r"undefined external variable: (\S+)")
+_MISSING_VARIABLE = re.compile(r"RUNTIME ERROR: undefined external variable: (.+)")
 
 
 def load(
@@ -124,27 +124,32 @@ def _evaluate_with_imports(layers: Sequence[Layer], variables: Mapping[str, str]
 
     total = import_sum(layers)
     values = dict(variables)
-    unset: list[ConfigIssue] = []  # an issue for each external variable that isn't set
+    message_about: dict[str, str] = {}  # Jsonnet's message about each external variable that isn't set
     while True:
         try:
             data = evaluate_jsonnet(NAME_OF_SUM, total, values, importer)
             break
         except RuntimeError as error:
             message = str(error)
-            match = _MISSING_VARIABLE.search(message)
-            # A message about a variable that has a value comes from a file's own `error`. Another value would
-            # not change it.
-            if match and match[1] not in values:
-                unset.append(_issue_of_unset_variable(match[1], message))
+            match = _MISSING_VARIABLE.match(message)
+            variable = match[1] if match else None
+            if variable is not None and variable not in values:
+                message_about[variable] = message
                 # With a placeholder, the evaluation continues to the next variable that isn't set.
-                values[match[1]] = "0"
+                values[variable] = "0"
                 continue
-            if unset:
-                # A placeholder may be the cause of this failure. So only the unset variables are reported.
-                raise ConfigError(unset) from error
-            raise ConfigError([_issue_of_failure(message, layers, variables, unread_file)]) from error
-    if unset:
-        raise ConfigError(unset)
+            if variable is not None and message_about.get(variable) == message:
+                # The placeholder hasn't changed the message. So it comes from a file's own `error`, and isn't
+                # about a variable.
+                del message_about[variable]
+            # A placeholder may be the cause of this failure. So if variables aren't set, only they are
+            # reported.
+            issues = [_issue_of_unset_variable(name, text) for name, text in message_about.items()]
+            if not issues:
+                issues.append(_issue_of_failure(message, layers, variables, unread_file))
+            raise ConfigError(issues) from error
+    if message_about:
+        raise ConfigError([_issue_of_unset_variable(name, text) for name, text in message_about.items()])
     return data
 
 

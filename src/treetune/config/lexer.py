@@ -20,6 +20,7 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
+_ESCAPE_OR_QUOTE = re.compile(r'\\.|"', re.DOTALL)
 ReadText = Callable[[Path], str]
 """Returns the text of a file, as Jsonnet."""
 FindImport = Callable[[str, Path], Path]
@@ -56,15 +57,21 @@ class Token:
         body = self.text[1:-1]
         if "\\" not in body:
             return body
-        # The quotes are written as in a JSON string. All other escapes are the same in Jsonnet and in JSON.
-        body = body.replace(r"\'", "'")
-        if self.text[0] == "'":
-            body = re.sub(r'(?<!\\)"', r"\"", body)
+        # Only quotes are written differently in JSON. All other escapes are the same there.
+        body = _ESCAPE_OR_QUOTE.sub(_quote_as_in_json, body)
         try:
             # Without `strict`, a string may contain newlines, as in Jsonnet.
             return str(json.loads(f'"{body}"', strict=False))
         except json.JSONDecodeError:
             return body  # its escapes can't be read
+
+
+def _quote_as_in_json(escape_or_quote: re.Match[str]) -> str:
+    r"""Returns ``'`` for ``\'``, and ``\"`` for ``"``. Any other escape, such as ``\\``, stays as it is."""
+    text = escape_or_quote[0]
+    if text == r"\'":
+        return "'"
+    return r"\"" if text == '"' else text
 
 
 def split_tokens(text: str) -> Iterator[Token]:

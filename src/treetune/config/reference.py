@@ -165,19 +165,18 @@ def json_schema(roots: Sequence[type[Registrable]]) -> dict[str, Any]:
     The schema says what `build` checks in each single value. No schema can say what constructors refuse, or
     what parts find wrong in other parts.
     """
-    shared: dict[str, Any] = {}
-    reference_to_roots = _chosen_by_type(roots, shared)
+    shared: dict[str, Any] = {}  # the schemas of families and parts, which refer to each other
+    reference_to_schema_of_roots = _add_schema_of_families(roots, shared)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **reference_to_roots,
+        **reference_to_schema_of_roots,
         "$defs": shared,
     }
 
 
-def _chosen_by_type(families: Sequence[type[Registrable]], shared: dict[str, Any]) -> dict[str, Any]:
-    """Returns a reference to the schema of objects whose `type` chooses a part of these families.
-
-    The schema itself is added to `shared`, which has the schemas that references lead to.
+def _add_schema_of_families(families: Sequence[type[Registrable]], shared: dict[str, Any]) -> dict[str, Any]:
+    """Adds the schema of objects whose `type` chooses a part of these families to `shared`, which has the
+    schemas that references lead to. Returns a reference to it.
     """
     title = " or ".join(schema.family_word(family) for family in families)
     if title not in shared:
@@ -239,7 +238,7 @@ def _value_schema(annotation: Any, shared: dict[str, Any]) -> dict[str, Any]:
     if not schema.holds_parts(inner):
         return schema.validator_of(annotation).json_schema()
     if schema.is_family(inner):
-        return _chosen_by_type([inner], shared)
+        return _add_schema_of_families([inner], shared)
     if schema.is_plain_part(inner):
         return _object_schema(inner, shared)
     container = schema.item_types(inner)
@@ -249,7 +248,7 @@ def _value_schema(annotation: Any, shared: dict[str, Any]) -> dict[str, Any]:
     # The type is a union. All families in it have one schema, in which `type` chooses the part.
     alternatives = schema.alternatives_of(inner)
     families = [alternative for alternative in alternatives if schema.is_family(alternative)]
-    schemas = [_chosen_by_type(families, shared)] if families else []
+    schemas = [_add_schema_of_families(families, shared)] if families else []
     for alternative in alternatives:
         if not schema.is_family(alternative):
             schemas.append(_value_schema(alternative, shared))

@@ -187,9 +187,13 @@ def item_types(annotation: Any) -> tuple[str, tuple[Any, ...]] | None:
     """Returns the kind of a container and its items' annotations; None for anything else.
 
     ``dict[str, int]`` is ("object", (int,)), ``list[int]`` and ``tuple[int, ...]`` are ("list", (int,)), and
-    ``tuple[int, str]`` is ("tuple", (int, str)).
+    ``tuple[int, str]`` is ("tuple", (int, str)). A container that doesn't say what its items are, such as
+    ``list`` and ``typing.Tuple``, is ("list", ()) or ("object", ()).
     """
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation in (tuple, typing.Tuple):  # noqa: UP006  (users may write either)
+        return "list", ()
+    origin = typing.get_origin(annotation) or annotation  # the class `list` has no origin
+    arguments = typing.get_args(annotation)
     if origin is tuple and not (len(arguments) == 2 and arguments[1] is Ellipsis):
         return "tuple", arguments
     if origin in (list, tuple, set, frozenset, collections.abc.Sequence):
@@ -246,9 +250,9 @@ def _describe_unconstrained_type(annotation: Any) -> str:
         described_items = [describe_type(item) for item in items]
         if kind == "tuple":
             return f"a list of exactly {len(items)}: {', '.join(described_items)}"
-        if not described_items:  # such as `typing.List`, which doesn't say what the items are
-            return f"a {kind}"
         name = "an object" if kind == "object" else "a list"
+        if not described_items:  # such as `list`, which doesn't say what the items are
+            return name
         item = described_items[0]
         return f"{name} of {_PLURALS[item]}" if item in _PLURALS else f"{name} of: {item}"
     alternatives = alternatives_of(annotation)

@@ -233,6 +233,11 @@ VERSION_OF_ROWS = 4
 """The version of the code that makes rows and applies rules. If it changes, all rows are made anew."""
 
 
+BAD_ROWS, EXPAND = "bad rows", "expand"
+"""Names in the summary for data of the source that can't be made into a row, and for rows for which `expand`
+returns nothing."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class MessageTemplate:
     """A message of a prompt; `content` is a template."""
@@ -308,6 +313,7 @@ class PrepareData(DataPipeline):
             check_value(expression, f"extra_info.{name}")
         for row_filter in self.filters:
             check_value(row_filter.where, f"the filter {row_filter.name!r}")
+        self._check_names_of_filters()
         if not self.copy and not (self.prompt and self.ground_truth):
             raise ValueError(
                 "a row needs a prompt and a ground_truth: give templates for both, such as '{{ question }}',"
@@ -325,6 +331,22 @@ class PrepareData(DataPipeline):
             )
         if "train" in self.hold_out:
             raise ValueError("hold_out names train, which rows are held out of: name validation or test")
+
+    def _check_names_of_filters(self) -> None:
+        """Raises ValueError if two filters have the same name, or one has a name that the summary gives to
+        other rows. The summary counts rows by these names."""
+        names = [row_filter.name for row_filter in self.filters]
+        for name in names:
+            if name in (BAD_ROWS, EXPAND):
+                raise ValueError(
+                    f"a filter is called {name!r}, as the summary calls rows that are left out for another"
+                    " reason: give the filter another name"
+                )
+            if names.count(name) > 1:
+                raise ValueError(
+                    f"several filters are called {name!r}, and the summary counts rows by this name: give"
+                    " each filter another name, or join their expressions with 'and'"
+                )
 
     def _texts(self) -> Iterator[tuple[str, str]]:
         """Yields the key and the text of each template."""
@@ -345,7 +367,7 @@ class PrepareData(DataPipeline):
             content = repr(sorted(fields.items()))
             expanded = _load_function(self.expand)(dict(fields), derive_seed(self.seed, content, "expand"))
             if not expanded:
-                return ["expand"]
+                return [EXPAND]
         fields_of_rows = expanded if isinstance(expanded, list) else [expanded]
         return [self._row(fields_of_row) for fields_of_row in fields_of_rows]
 

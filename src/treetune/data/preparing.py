@@ -28,7 +28,7 @@ from typing_extensions import override
 
 from treetune.cluster.jobs import one_at_work
 from treetune.data.making_threads import content_hash
-from treetune.data.pipelines import VERSION_OF_ROWS, FilterData, PrepareData
+from treetune.data.pipelines import BAD_ROWS, EXPAND, VERSION_OF_ROWS, FilterData, PrepareData
 from treetune.data.rules.base import NumberedRow, Rows, Rule, RuleContext
 from treetune.domains.domain_rows import (
     DATA_SOURCE,
@@ -47,7 +47,6 @@ from treetune.tasks.base import Split
 from treetune.tasks.sources import InFiles, Source, files_matching
 
 ROWS_FILE = "rows.jsonl"
-BAD_ROWS, EXPAND = "bad rows", "expand"
 UNDIVIDED_ROWS = "rows"
 """The name of the one file of rows that are not divided into splits."""
 DECIDED_LATER = ("rules", "hold_out", "sample", "source", "splits")

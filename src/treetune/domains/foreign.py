@@ -112,7 +112,8 @@ def message_for_verifiers(message: Mapping[str, Any]) -> Any:
     kind = getattr(loaded_module, f"{message['role'].title()}Message", MessageWithAttributes)
     calls = []
     for call in message.get("tool_calls", ()):
-        # In verifiers, arguments are JSON text, both in the call and in its function.
+        # Reward functions read a call's name and arguments from the call, as in verifiers' classes, or from
+        # its `function`, as in OpenAI's format. So both have them. Arguments are JSON text.
         function = call["function"] | {"arguments": json.dumps(call["function"]["arguments"])}
         calls.append(MessageWithAttributes({**call, "function": function, **function}))
     if not calls:

@@ -440,7 +440,7 @@ def _narrow_to_window(mask_B1TK: Any, window: int) -> Any:
 def _attend_by_shared_heads(
     query_BHTD: Any, key_BGKD: Any, value_BGKD: Any, mask_B1TK: Any, scaling: float | None
 ) -> Any:
-    """Computes attention without copies of keys and values, [B, T, H, D].
+    """Returns the attention of each token and query head, [B, T, H, D]. Keys and values aren't copied.
 
     transformers copies keys and values for each query head, which took a third of the time of a sampling
     step. Here the R = H / G query heads that share a head are put one after the other, as if they were
@@ -750,7 +750,7 @@ class _GenerateCall:
         self.waiting_texts: list[tuple[int, ScoreRequest]] = []
         """The texts to score, with the indices of their requests."""
         self._deferred: list[Deferred] = []
-        """Requests that aren't known yet."""
+        """Promises of further requests: each `Deferred` gets its requests while others are answered."""
 
     @property
     def has_waiting(self) -> bool:

@@ -134,7 +134,8 @@ class ServerLaunch:
         command += ["--max-num-batched-tokens", str(tokens)]
         # Answers and continuations wait in the same queue, and answers come first.
         command += ["--scheduling-policy", "priority"]
-        # Either scheduler returns an answer only when it is complete.
+        # Either scheduler returns an answer only when it is complete. On a CPU, vLLM itself switches
+        # asynchronous scheduling off.
         scheduler = "AsyncWholeAnswers" if cuda and settings.async_scheduling else "WholeAnswersScheduler"
         command += ["--scheduler-cls", f"{WHOLE_ANSWERS_MODULE}.{scheduler}"]
         command += ["--disable-log-stats"]  # nobody reads vLLM's statistics of each token
@@ -155,8 +156,8 @@ class ServerLaunch:
         command += [f"--{'' if settings.caches_prefixes(device) else 'no-'}enable-prefix-caching"]
         command += [f"--{'' if settings.async_scheduling else 'no-'}async-scheduling"]
         if not cuda:
-            # If a prompt is cut into two steps, vLLM resets the generator after its first draw, which fails
-            # on a CPU: the engine dies as soon as the waiting prompts have more tokens than a step.
+            # Without chunked prefill, no prompt is cut into two steps. After the first of two such steps,
+            # vLLM resets the request's random generator, which on a CPU raises an error that ends the engine.
             command += ["--no-enable-chunked-prefill"]
             # Attention on a CPU reads whole blocks. With vLLM's 128 tokens, short answers take 10 % longer.
             command += ["--block-size", "32"]

@@ -291,9 +291,14 @@ class Signposts(GeneratedTask):
         return value
 
     def decision(self, problem: Problem, response: str) -> str | None:
-        """Returns the right direction if the response ends after the sign of a decisive line, else None."""
-        # The number of the line at which the response ends. A line of wandering at the start isn't counted,
-        # because the reference answer `problem.gold` has no character for it.
+        """Returns the right direction if the response ends where a decisive direction follows, else None.
+
+        A line begins with the letter of its sign, and the second character is the direction. The direction of
+        a line is decisive if the reward depends on it.
+        """
+        # The number of the line at which the response ends. Some answers begin with wandering: lines without
+        # a direction that counts. They aren't numbered, because the reference answer `problem.gold` has no
+        # character for them.
         line = response.count("\n") - self._wandering_lines_at_start()
         characters_on_line = len(response) - response.rfind("\n") - 1
         ends_after_sign = characters_on_line == 1

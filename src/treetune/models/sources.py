@@ -183,24 +183,22 @@ class TinyModel(ModelSource):
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         yield from super().check(experiment)
-        tasks = [experiment.task]
-        for evaluation_set in experiment.evaluation.sets:
-            if evaluation_set.task is not None:
-                tasks.append(evaluation_set.task)
+        evaluation_sets = experiment.evaluation.sets
+        tasks_to_compare = [each_set.task for each_set in evaluation_sets if each_set.task is not None]
         alphabet = self.alphabet
-        for task in tasks:
+        if alphabet is not None:
+            tasks_to_compare.insert(0, experiment.task)
+        else:
+            try:
+                alphabet = experiment.task.alphabet()
+            except ValueError as error:
+                yield Finding.of(error, "alphabet", "list its characters, or choose the model 'pretrained'")
+                return  # there is no alphabet with which to compare the tasks of the evaluation sets
+        for task in tasks_to_compare:
             try:
                 characters = task.alphabet()
-            except ValueError as error:
-                # A task without an alphabet can't be compared. That is only an error if the tokens are to be
-                # the characters of this task.
-                if alphabet is None and task is experiment.task:
-                    yield Finding.of(
-                        error, "alphabet", "list its characters, or choose the model 'pretrained'"
-                    )
-                continue
-            if alphabet is None:
-                alphabet = characters  # of the first task that has an alphabet, normally the experiment's
+            except ValueError:
+                continue  # a task in natural language has no alphabet to compare
             missing = sorted(set(characters) - set(alphabet))
             if missing:
                 yield Finding(

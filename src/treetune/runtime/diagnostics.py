@@ -96,12 +96,13 @@ class Diagnostics:
         """Returns the number of iterations with the sign's metric that are needed to check the sign."""
         if sign == "gradient_noise":
             return self.window
+        # Two signs may compare an iteration with the mean of the first `beginning` iterations.
+        share_of_beginning = None
         if sign == "entropy_low":
-            is_compared_with_beginning = self.entropy_share is not None
-        else:
-            is_compared_with_beginning = sign == "answers_short" and self.length_share is not None
-        # The mean of the first `beginning` iterations is compared with a later one.
-        return self.beginning + 1 if is_compared_with_beginning else 1
+            share_of_beginning = self.entropy_share
+        elif sign == "answers_short":
+            share_of_beginning = self.length_share
+        return 1 if share_of_beginning is None else self.beginning + 1
 
     @property
     def stops(self) -> tuple[Sign, ...]:

@@ -296,7 +296,7 @@ class WandbSink(Sink):
             # W&B shows a run as preempted if it is marked so and its exit code isn't 0.
             handle.mark_preempting()
         if exit_code == 128 + signal.SIGINT:
-            exit_code = WANDB_KILLED
+            exit_code = WANDB_KILLED  # with the code of a Ctrl-C, W&B shows the run as killed, and not failed
         self._finish(handle, exit_code)
 
     def _finish(self, handle: _CountedRun, exit_code: int) -> None:

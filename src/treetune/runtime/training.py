@@ -280,9 +280,8 @@ def make_divergences_for_credit(
     while divergences are computed, if so configured.
 
     Args:
-        score_divergences: Computes the divergence at each trained token, from the rows and the position of
-            each trained token in its answer. All ranks call it together, and every rank passes the rows of
-            all ranks.
+        score_divergences: Computes the divergence at each trained token, from rows and from the position of
+            each trained token in its answer. All ranks call it together, each with the rows of all ranks.
     """
 
     def divergences_along(episodes: Sequence[Episode]) -> list[Column]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 DPI = 160
 TITLE_CHARACTERS_PER_INCH = 12
 LEGEND_CHARACTERS_PER_INCH = 14
-LEGEND_LINE = 8
+LEGEND_SAMPLE_CHARACTERS = 8
 """The width of a line sample and the space around a name in a legend, in characters."""
 CHART_INCHES = (4.2, 3.0)
 MEANING_OF_BAND = "range over seeds"
@@ -225,8 +225,8 @@ def _put_legend(figure: Figure, colours: Mapping[str, str], width: float) -> Non
     inches."""
     from matplotlib.lines import Line2D
 
-    longest_entry = max(map(len, colours), default=1) + LEGEND_LINE
-    entries_across = int(width * LEGEND_CHARACTERS_PER_INCH) // longest_entry
+    characters_of_entry = max(map(len, colours), default=1) + LEGEND_SAMPLE_CHARACTERS
+    entries_across = int(width * LEGEND_CHARACTERS_PER_INCH) // characters_of_entry
     figure.legend(
         [Line2D([], [], color=colour, linewidth=1.6) for colour in colours.values()],
         list(colours),

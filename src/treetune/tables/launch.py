@@ -383,15 +383,15 @@ class _Execution:
         unfinished_needs = [
             name for name, seed in run.needs if self.statuses[name, seed].state not in TRAINED_STATES
         ]
-        if status.state in STATES_TO_DO and not unfinished_needs:
-            self.start_next_command(run, status)
-            return
         if status.state in STATES_TO_DO:
+            if not unfinished_needs:
+                self.start_next_command(run, status)
+                return
             self.announce(f"{label}: skipped, because it needs {', '.join(unfinished_needs)}")
         elif status.state == "finished":
             if run.key not in self.already_announced:
                 self.announce(f"{label}: finished before")
-        else:  # such as a wrong configuration, which stays wrong when the needed runs have finished
+        else:  # it can't be run, for example because its configuration is wrong
             self.announce(f"{label}: {status.state}, {status.why}")
         self.ended_runs.append((run, status))
 

@@ -395,10 +395,14 @@ class Reproduction(Table):
         for number, name in enumerate(until.rows):
             if name not in rows:
                 yield _finding_of_unknown_row(name, f"until.rows.{number}", rows)
-        if bool(until.rows) == bool(self.comparisons):
+        # Seeds are added until the intervals of some differences are narrow: either those between the rows of
+        # `until` and the baseline, or those of the table's comparisons.
+        has_both = bool(until.rows) and bool(self.comparisons)
+        has_neither = not until.rows and not self.comparisons
+        if has_both or has_neither:
             yield Finding(
                 "until adds seeds for its rows or for the table's comparisons, but there are "
-                + ("both" if until.rows else "neither"),
+                + ("both" if has_both else "neither"),
                 "until.rows",
                 "declare comparisons: [{row: …, to: …}], or name rows to compare with the baseline",
             )
@@ -423,11 +427,11 @@ class Reproduction(Table):
                 "name at least at_most seeds, and set at_least to at most at_most",
             )
             return
-        # With 'normal', the half-width is proportional to the differences' spread, and has no lower limit.
+        # Can any result be narrow enough? Equal differences have the narrowest interval. With 'normal', its
+        # half-width is 0, so it is always narrow enough.
         if until.assume == "normal":
             return
-        # Equal differences have the narrowest interval. Here all are 0, so the interval lies around 0, and
-        # its upper end is its half-width.
+        # Here all differences are 0, so the interval lies around 0, and its upper end is its half-width.
         narrowest = confidence_sequence([0.0] * most_seeds, until.bound)
         if narrowest.high is not None and narrowest.high > until.difference:
             yield Finding(

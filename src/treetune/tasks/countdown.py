@@ -237,6 +237,7 @@ def _draw_distinct_puzzles(
                 continue
             repeated_draws += 1
         vain_draws += 1
+        # Either all problems are found, so that the same ones are drawn again, or hardly any draw is one.
         gives_up = repeated_draws == _MOST_REPEATED_DRAWS or vain_draws == _MOST_VAIN_DRAWS
         if gives_up and not puzzles:
             raise ValueError(

@@ -248,8 +248,8 @@ class ForkJoin:
             # Sample the line until it ends or lists outlines.
             max_tokens = self._tokens_for_sample(line)
             if max_tokens < 1:
-                # This happens only after a block, also a malformed one: a fork leaves each thread at least
-                # one token for its first sample.
+                # This happens only after a block (the outlines and the threads of a fork), also a malformed
+                # one. A fork leaves each thread at least one token for its first sample.
                 self._cut(line)
                 return
             completion = await self._sample(self._next_request(line, max_tokens))
@@ -261,7 +261,8 @@ class ForkJoin:
             may_fork = len(line.branch) < self._limits.max_depth
             lists_outlines = last_token == tags.end_outlines
             if not (may_fork and lists_outlines):
-                # The line ends here: with the end of the text, or with the closing tag of a thread.
+                # The line ends here: with the end of the text, or with the closing tag of a thread. (Where a
+                # line may not fork, `</Outlines>` doesn't stop a sample.)
                 if not line.is_thread:
                     self._end("stop")
                 elif last_token != tags.end_thread:  # the text ends inside the thread

@@ -249,11 +249,25 @@ def test_no_mixture_of_characters_makes_a_grader_raise(grader: MathGrader | Mine
     assert grade(answer, r"\frac{1}{2}", grader=grader).outcome in ("ok", "no_answer", "error")
 
 
-@pytest.mark.parametrize("answer", [r"\{x \middle\vert x>3\}", r"\{a \middle b\}", r"\{a \colonequals 3\}"])
+@pytest.mark.parametrize("answer", [r"\{a \middle b\}", r"\{a \vertical b\}", r"\{a \colonequals 3\}"])
 def test_commands_that_begin_like_the_sign_of_a_condition_are_no_such_sign(answer: str) -> None:
     assert isinstance(read_answer(answer), BracketGroup)
     assert grade(answer, "5").reward == 0.0
-    assert grade(r"\{x \mid x>3\}", r"(3, \infty)").reward == 1.0
+
+
+@pytest.mark.parametrize(
+    "sign", [r"\mid", "|", r"\vert", ":", r"\colon", r"\middle|", r"\middle\vert", r"\,\middle\vert\,"]
+)
+def test_the_condition_of_a_set_may_come_after_any_sign_for_such_that(sign: str) -> None:
+    for answer in (rf"\{{x {sign} x>3\}}", rf"\left\{{x \in \mathbb{{R}} {sign} x>3\right\}}"):
+        assert grade(answer, r"(3, \infty)").reward == 1.0
+        assert grade(answer, r"[3, \infty)").reward == 0.0
+
+
+def test_bars_of_absolute_values_in_a_set_are_no_signs_for_such_that() -> None:
+    for answer in (r"\{|x|, 3\}", r"\{\vert x \vert, 3\}", r"\{3, |x|\}", r"\{3, \vert x \vert\}"):
+        assert grade(answer, r"\{3, \lvert x \rvert\}").reward == 1.0
+        assert grade(answer, r"\{3, x\}").reward == 0.0
 
 
 def test_nothing_that_a_model_wrote_is_run() -> None:

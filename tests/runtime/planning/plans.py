@@ -10,7 +10,7 @@ from typing import Any
 from unittest import mock
 
 from tests.support.shipped import ROOT, experiment_of
-from treetune.cluster.commands import shape_of_start_model
+from treetune.cluster.commands import find_shape
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.machine import Machine, make_described_machine
 from treetune.runtime.planning import report
@@ -25,7 +25,7 @@ def experiment(name: str, *overrides: str | dict[str, Any]) -> PolicyIteration:
 def plan(name: str, *overrides: str | dict[str, Any], machine: Machine | None = None) -> Plan:
     """Plans a shipped experiment, by default on a machine with eight GPUs of 80 GiB."""
     root = experiment(name, *overrides)
-    return Plan.of(root, machine or make_described_machine(8, 80), shape=shape_of_start_model(root))
+    return Plan.of(root, machine or make_described_machine(8, 80), shape_of=find_shape)
 
 
 RHO, DEEPSEEK = "polIter_rho1bSft2_vineppo_MATH", "polIter_deepseekSft2_vineppo_MATH"
@@ -84,7 +84,7 @@ def seconds_of_published(name: str) -> dict[str, tuple[float, float]]:
         mock.patch.object(report, "HTTP_SAMPLE_S", 0.0),
         mock.patch.object(report, "FILE_BYTES_PER_S", math.inf),
     ):
-        estimates = report.estimate_phases(Plan.of(root, machine, tokens, shape_of_start_model(root)))
+        estimates = report.estimate_phases(Plan.of(root, machine, tokens, find_shape))
     planned = {}
     for estimate in estimates:
         if estimate.phase not in ("evaluation", "checkpoints"):

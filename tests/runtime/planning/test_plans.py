@@ -22,7 +22,7 @@ import pytest
 from tests.runtime.planning.plans import PUBLISHED_RUNS, experiment, plan, seconds_of_published
 from tests.support.shipped import issues_of
 from treetune import main as command_line
-from treetune.cluster.commands import _configuration_that_makes, shape_of_start_model
+from treetune.cluster.commands import _configuration_that_makes, find_shape
 from treetune.config.catalogue import find_configurations
 from treetune.config.layers import CONFIGS_FOLDER
 from treetune.contracts import Advantages, Continuations
@@ -559,6 +559,15 @@ def test_a_checkpoint_of_a_shipped_experiment_has_its_configuration(name):
     assert _configuration_that_makes(checkpoint) == CONFIGS_FOLDER / name
 
 
+def test_an_experiment_is_planned_before_its_reference_is_trained():
+    """The reference is a checkpoint of an experiment of ``configs/`` that hasn't run."""
+    prime = experiment("hinted_sums/prime")
+    machine = make_described_machine(8, 80)
+    assert Plan.of(prime, machine, shape_of=find_shape).trainer.reference > 0
+    with pytest.raises(ValueError, match="there is no complete checkpoint"):
+        assert Plan.of(prime, machine).trainer.reference
+
+
 def test_credit_of_a_users_own_that_continues_answers_is_planned():
     class OwnCredit(Credit):
         @property
@@ -566,7 +575,7 @@ def test_credit_of_a_users_own_that_continues_answers_is_planned():
             return Advantages(before_training=True), Continuations()
 
     root = dataclasses.replace(experiment(SMALL), credit=OwnCredit())
-    credit_plan = Plan.of(root, make_described_machine(8, 80), shape=shape_of_start_model(root))
+    credit_plan = Plan.of(root, make_described_machine(8, 80), shape_of=find_shape)
     assert credit_plan.work.continuations == 0
 
 

@@ -107,6 +107,8 @@ class CreditService(AbstractContextManager["CreditService"]):
         self._graders: list[GraderPool] = []
         self._slots: asyncio.Queue[_Slot] = asyncio.Queue()
         try:
+            # Settings of servers that run already, or the engine that this service opens, or None if it has
+            # no engine: then only credit that samples nothing can be asked for.
             self._engine: Engine | CallersServers | None = servers or self._open_engine(tokenizer)
             # An engine in this process samples for one call at a time.
             self.calls_at_once = 1 if isinstance(self._engine, Engine) else settings.calls

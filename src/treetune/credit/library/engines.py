@@ -143,6 +143,7 @@ def open_engine(source: Any, codec: TextCodec, special_ids: Mapping[str, int], s
         return HeldModelEngine(model, codec, launch)
     if callable(source):
         return FunctionEngine(source)
+    # Callers handle addresses of servers and engines themselves. The message names all that users may give.
     raise ValueError(
         f"engine is of the type {type(source).__name__}: give the address of a vLLM server, a folder with a"
         " model, a transformers model, a function of requests, or an Engine"

@@ -401,8 +401,8 @@ class _TestProblems:
         self.too_short: dict[str, int] = {}
         """Problems of each test set that are too short to be looked for."""
         self._by_long_run: dict[int, tuple[str, str]] = {}
-        """Test set and location of the first problem that has a long run, by the run's hash. A long run has
-        `ngram` words, or all words of a shorter problem."""
+        """Test set and location of the first problem with a long run, by the run's hash. A long run is
+        `ngram` consecutive words of a problem, or all words of a problem that has fewer."""
         self._lengths_of_long_runs: set[float] = set()
         """`ngram`, and the lengths of shorter problems in words. A character of a script without spaces, such
         as Chinese, counts as half a word, so a length may be 6.5."""

@@ -284,6 +284,7 @@ class _FormulaParser:
         if self._open_functions and self.next_token == _DEGREE_SIGN:  # elsewhere degrees are a unit
             self._take()
             return base * self._sympy.pi / 180
+        # Authors who write 2^10 mean 1024, although LaTeX would raise only the 1.
         return self._raise_to(base, self._read_argument(depth + 1, takes_all_digits=True))
 
     def _read_postfix(self, value: Any) -> Any:

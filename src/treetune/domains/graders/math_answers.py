@@ -448,7 +448,7 @@ def _read_qualified(text: str) -> Qualified | None:
     return Qualified(read_answer(value, depth=1), condition)
 
 
-_SUCH_THAT = re.compile(r"\\mid(?![A-Za-z])|\\colon(?![A-Za-z])|:|\|")
+_SUCH_THAT = re.compile(r"\\(?:mid|vert|colon)(?![A-Za-z])|:|\|")
 """The sign before the condition of a set."""
 _PAIRS_OF_BRACKETS = (("(", ")"), ("\\{", "\\}"), ("{", "}"))
 
@@ -487,9 +487,10 @@ def _read_group(text: str, depth: int) -> MathAnswer | None:
     any other text."""
     opening, closing, inner = _split_brackets(text)
     if opening == "{":
-        name_and_condition = _SUCH_THAT.split(inner, maxsplit=1)
-        if len(name_and_condition) == 2:  # {x | x > 3} is read as x > 3
-            return read_answer(name_and_condition[1], depth + 1)
+        such_that = _SUCH_THAT.search(inner)
+        # Without a letter before it, the sign belongs to an absolute value or a ratio, as in {2|x|, 3}.
+        if such_that is not None and re.search("[A-Za-z]", inner[: such_that.start()]):
+            return read_answer(inner[such_that.end() :], depth + 1)  # {x | x > 3} is read as x > 3
         return BracketGroup("set", _flatten_lists(_read_parts(inner, depth)))
     if opening:
         parts = _read_parts(inner, depth)

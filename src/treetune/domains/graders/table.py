@@ -74,11 +74,13 @@ class TableGrader(Grader):
 
     @override
     def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
-        # Both texts are split like answers, and not like golds: only a gold may be a JSON list.
+        # Both texts are split and cut like answers, and not like golds: only a gold may be a JSON list.
         count = len(gold_answers(problem.gold))
         parts, other_parts = (split_answers(text[:LONGEST_BOX], count) for text in (answer, other))
-        if len(parts) != len(other_parts) or not 0 < len(parts) <= MOST_GOLD_ANSWERS:
+        if len(parts) != len(other_parts):
             return False
+        if not 0 < len(parts) <= MOST_GOLD_ANSWERS:
+            return False  # no such text can be right, and to compare very many parts takes long
         return self._count_matches(parts, other_parts, problem) == len(parts)
 
     def _count_matches(self, answers: Sequence[str], golds: Sequence[str], problem: Problem) -> int:

@@ -370,7 +370,10 @@ class ZebraPuzzles(Puzzles):
     ) -> str:
         """Writes the prompt: the values of each attribute, and the clues."""
         if self.wording == "symbols":
-            return f"{shape.objects}{','.join(map(''.join, values))}:{','.join(clue_texts)}>\n"
+            # Such as ``3abc,def:a@2,b<d>``. The letters of an attribute follow each other, and ">" ends the
+            # prompt.
+            letters_of_attributes = ["".join(letters) for letters in values]
+            return f"{shape.objects}{','.join(letters_of_attributes)}:{','.join(clue_texts)}>\n"
         attributes = "\n".join(
             f"{name}: {', '.join(sorted(values_of_attribute))}"
             for name, values_of_attribute in zip(header, values, strict=True)

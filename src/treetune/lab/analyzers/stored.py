@@ -215,8 +215,9 @@ def answers_and_critic_at(
 ) -> tuple[list[Trajectory], str, Callable[[Sequence[TokenIds]], list[float]] | None]:
     """Loads the weights after `point` iterations into the engine. Returns answers, their origin and a critic.
 
-    The answers and their origin are those of `answers_at`. The critic is a function from states to values, or
-    None where the experiment trains no critic.
+    The answers are those of `answers_at`. Their origin is "stored" if the run stored them, and "sampled" if
+    they are sampled now. The critic is a function from states to values, or None where the experiment trains
+    no critic.
     """
     session = resources.session
     resources.server.load_checkpoint(point)

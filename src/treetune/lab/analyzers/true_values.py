@@ -444,8 +444,9 @@ class _StateBatch:
         for state in states:
             budget = context.settings.token_budget(state.prompt_ids, context.settings.sampling.max_tokens)
             self.budgets.append(budget - len(state.begun_ids))
-        # A random number for each state, sample and position. A sample may become several paths (`_Path`),
-        # which share these numbers: each path by itself is still drawn fairly, so their mean has no bias.
+        # A random number for each state, sample and position. At a decision, a sample becomes two paths, one
+        # for each choice (`_Path`). They share the random numbers. This adds no bias: each path alone is
+        # drawn with the right probabilities, and the mean of their rewards doesn't need independent paths.
         uniform = []
         for state in states:
             begun = repr(state.begun_ids.tolist())

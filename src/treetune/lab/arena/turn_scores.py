@@ -563,7 +563,7 @@ def enumerate_single_branchings(
     answers have the turns of the first answer before the branching, and their own turns after it.
 
     Args:
-        table: The language: tables of a policy and an environment, whose answers can all be enumerated.
+        table: The tables of a policy and of an environment, all of whose answers can be enumerated.
         turn: The number of the turn: 1 for the second, −1 for the answer's last one (BranPO, 2602.03719). An
             answer that has no such turn, or would branch at the prompt, doesn't branch.
         ways: The number of answers after the branching, the first answer included.

@@ -11,6 +11,7 @@ frees.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from treetune.credit.base import ContinuingCredit
 from treetune.credit.reward_models import reward_model_of
 from treetune.engine.settings import VllmSettings
 from treetune.models.shapes import Shape
+from treetune.models.sources import Alphabet, ModelSource
 from treetune.objectives.further_inputs import (
     DistributionObjective,
     ReferenceKlObjective,
@@ -252,12 +254,12 @@ class Passes:
         self,
         *,
         backward: bool,
-        is_trained: bool = True,
+        head_is_trained: bool = True,
         entropy_gradient: bool = False,
         terms: bool = False,
         nucleus: bool = False,
         compared_with: Literal["reference", "group"] | None = None,
-        compare_bytes: int = 0,
+        teacher_bytes: int = 0,
     ) -> int:
         """Returns the most bytes of a chunk of the head.
 
@@ -265,30 +267,31 @@ class Passes:
 
         Args:
             backward: Whether there is a backward pass.
-            is_trained: Whether the head's weight has a gradient. With adapters it has none.
+            head_is_trained: Whether the head's weight has a gradient. With adapters it has none.
             entropy_gradient: Whether the entropy is part of the loss.
             terms: Whether the objective computes terms of the loss from whole distributions
                 (`DistributionObjective`).
             nucleus: Whether probabilities are those of nucleus sampling, for which they are sorted.
             compared_with: The distributions that those of the chunk are compared with; None for none.
-            compare_bytes: The further bytes of each logit if the objective compares the policy with a teacher
+            teacher_bytes: The further bytes of each logit if the objective compares the policy with a teacher
                 (`TeacherObjective.compare_bytes`); else 0.
         """
         logits_per_chunk = LOGITS_PER_CHUNK[self.device]
-        if compare_bytes:
+        if teacher_bytes:
             logits_per_chunk //= 2  # the chunk has the logits of two models
         most_positions = max(1, logits_per_chunk // self.shape.vocabulary)
+        trained_positions = self.trained  # the head computes logits only of the tokens that are trained
         positions = 0
-        if self.trained:
-            n_chunks = math.ceil(self.trained / most_positions)
-            positions = math.ceil(self.trained / n_chunks)  # all chunks have the same size
+        if trained_positions:
+            n_chunks = math.ceil(trained_positions / most_positions)
+            positions = math.ceil(trained_positions / n_chunks)  # all chunks have the same size
         logits = positions * self.shape.vocabulary
         forward_bytes_per_logit = BYTES_PER_LOGIT
         if compared_with is not None:
             forward_bytes_per_logit = COMPARISON_BYTES_PER_LOGIT[compared_with]
         elif nucleus:
             forward_bytes_per_logit = NUCLEUS_BYTES_PER_LOGIT + SORT_BYTES_PER_LOGIT[self.device]
-        forward_bytes = logits * (forward_bytes_per_logit + compare_bytes)
+        forward_bytes = logits * (forward_bytes_per_logit + teacher_bytes)
         if not backward:
             return forward_bytes
         backward_bytes_per_logit = BACKWARD_BYTES_PER_LOGIT
@@ -296,9 +299,9 @@ class Passes:
             backward_bytes_per_logit = BACKWARD_BYTES_WITH_TERMS
         elif entropy_gradient:
             backward_bytes_per_logit = BACKWARD_BYTES_WITH_ENTROPY
-        backward_bytes = logits * (backward_bytes_per_logit + compare_bytes)
+        backward_bytes = logits * (backward_bytes_per_logit + teacher_bytes)
         # The gradients of the head's weight, and of the hidden states that go into it.
-        gradient_of_weight = self.shape.head * self.itemsize if is_trained else 0
+        gradient_of_weight = self.shape.head * self.itemsize if head_is_trained else 0
         gradients_of_hidden_states = self.trained * self.itemsize * self.shape.hidden
         return max(forward_bytes, backward_bytes + gradient_of_weight + gradients_of_hidden_states)
 
@@ -511,16 +514,28 @@ def itemsize(trainer: Trainer) -> int:
     return 2 if trainer.precision == "bfloat16" else 4
 
 
+ShapeOf = Callable[[ModelSource, Alphabet], Shape | None]
+"""Returns the sizes of a model, which has an alphabet if it is made for a task; None if they are unknown."""
+
+
+def read_shape(source: ModelSource, alphabet: Alphabet) -> Shape | None:
+    """Returns the sizes of a model; None if they are unknown. Raises ValueError if it doesn't exist."""
+    return source.shape(alphabet)
+
+
 @dataclass(frozen=True)
 class TrainerMemory:
     """The bytes that the trainer uses on a rank's device."""
 
     experiment: Any
     shape: Shape
+    """The sizes of the policy."""
     machine: Machine
     work: IterationWork
     bound_of_micro_batch: int | None = None
     """A further bound on the tokens of a rank's micro-batch; None: only those of the settings."""
+    shape_of: ShapeOf = read_shape
+    """Gives the sizes of the reference and of the reward model, if they aren't the policy's."""
 
     @property
     def trainer(self) -> Trainer:
@@ -556,7 +571,7 @@ class TrainerMemory:
             return 0
         if settings.start is None:
             return self.shape.parameters
-        shape = settings.start.shape(self.experiment.task.alphabet)
+        shape = self.shape_of(settings.start, self.experiment.task.alphabet)
         # A model of unknown sizes counts as large as the policy.
         return (shape or self.shape).parameters
 
@@ -606,7 +621,10 @@ class TrainerMemory:
             return 0
         # None: the start model is the reference.
         other_model = self.experiment.credit.trainer_scores.reference_model
-        shape = self.shape if other_model is None else other_model.shape(self.experiment.task.alphabet)
+        if other_model is None:
+            shape: Shape | None = self.shape
+        else:
+            shape = self.shape_of(other_model, self.experiment.task.alphabet)
         # A model of unknown sizes counts as large as the policy.
         whole = itemsize(trainer) * (shape or self.shape).parameters
         is_sharded = trainer.shards_weights and not trainer.offload_reference
@@ -671,18 +689,19 @@ class TrainerMemory:
         head = passes.head(
             backward=True,
             # The reward model has no adapters, so its head is trained even if the policy's isn't.
-            is_trained=self.trainer.lora is None or self.reward_model is not None,
+            head_is_trained=self.trainer.lora is None or self.reward_model is not None,
             entropy_gradient=loss_has_entropy,
             terms=isinstance(objective, DistributionObjective),
-            compare_bytes=objective.compare_bytes if isinstance(objective, TeacherObjective) else 0,
+            teacher_bytes=objective.compare_bytes if isinstance(objective, TeacherObjective) else 0,
         )
         size = passes.kept + max(head, passes.backward_of_a_block)
         if isinstance(objective, TeacherObjective):
-            # The teacher's pass is over before the policy's begins. Of its last hidden states, those of the
-            # trained tokens are copied, and the copy stays during the policy's pass.
+            # The teacher's pass comes first. Of its last hidden states, those of the trained tokens are
+            # copied, and the copy stays during the policy's pass. So the most bytes are needed either in the
+            # teacher's blocks, or while its states are copied, or in the policy's pass.
             copied_states = passes.trained * passes.itemsize * passes.shape.hidden
-            pass_of_teacher = max(passes.scoring, _hidden_states(passes) + copied_states)
-            size = max(pass_of_teacher, size + copied_states)
+            while_copying = _hidden_states(passes) + copied_states
+            size = max(passes.scoring, while_copying, size + copied_states)
         # PyTorch reserves more bytes on a GPU than its tensors have.
         return self._reserved(size)
 

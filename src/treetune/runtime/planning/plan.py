@@ -30,8 +30,10 @@ from treetune.runtime.planning.memory import (
     PROCESS_BYTES,
     EngineMemory,
     IterationWork,
+    ShapeOf,
     TrainerMemory,
     itemsize,
+    read_shape,
     servers_on_a_machine,
     work_of,
 )
@@ -98,35 +100,41 @@ class Plan:
 
     experiment: Any
     shape: Shape
+    """The sizes of the policy."""
     machine: Machine
     work: IterationWork
+    shape_of: ShapeOf = read_shape
+    """Gives the sizes of the other models: of the reference and of a reward model."""
 
     @staticmethod
     def of(
-        experiment: Any, machine: Machine, answer_tokens: float | None = None, shape: Shape | None = None
+        experiment: Any,
+        machine: Machine,
+        answer_tokens: float | None = None,
+        shape_of: ShapeOf = read_shape,
     ) -> Plan:
         """Makes a plan.
 
         Args:
             answer_tokens: The mean length of an answer. None: the experiment's `plan.answer_tokens` or, if
                 that isn't set, an assumption.
-            shape: The sizes of the model; None for those of the experiment's model.
+            shape_of: Gives the sizes of a model; None if they are unknown.
 
         Raises:
             ValueError: The model's sizes are unknown.
         """
-        shape = shape or experiment.model.shape(experiment.task.alphabet)
+        shape = shape_of(experiment.model, experiment.task.alphabet)
         if shape is None:
             raise ValueError(
                 "the model's sizes are unknown: it is not a folder with a config.json, its name is neither in"
                 " the Hugging Face cache nor in models/shapes.py, or its architecture is not supported by"
                 " plans (llama, mistral, qwen2, qwen3)"
             )
-        return Plan(experiment, shape, machine, work_of(experiment, answer_tokens))
+        return Plan(experiment, shape, machine, work_of(experiment, answer_tokens), shape_of)
 
     @cached_property
     def trainer(self) -> TrainerMemory:
-        return TrainerMemory(self.experiment, self.shape, self.machine, self.work)
+        return TrainerMemory(self.experiment, self.shape, self.machine, self.work, shape_of=self.shape_of)
 
     @cached_property
     def checkpoints(self) -> CheckpointSpace:
@@ -311,7 +319,7 @@ class Plan:
 
     def _uses_of_host(self) -> Iterator[MemoryUse]:
         """Yields the uses of a machine's own memory, and of /dev/shm, whose content is in this memory, too.
-        On a CPU, so are the models."""
+        On a CPU, the models are in this memory as well."""
         machine, trainer, engine = self.machine, self.trainer, self.engine
         shared_memory = self._shared_memory_item
         if self.sends_through_memory:
@@ -354,6 +362,7 @@ class Plan:
             machine.host_memory,
         )
         if engine is not None:
+            # An evaluation may score answers with a checkpoint's weights. One rank reads the weights for all:
             # 4 bytes a weight, and at most `SCORED_WITH_BYTES` in memory at once.
             scored = MemoryItem(
                 "a checkpoint's weights, scored once for all ranks",

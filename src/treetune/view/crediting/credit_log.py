@@ -399,8 +399,8 @@ def _rows_of(logged: LoggedAnswers, assigned: CreditedTrees | None) -> tuple[lis
     # The assigner got only the answers to credit, and numbered those of each group from 0, in the log's
     # order: "gsm8k/17#1" is the second one of the group gsm8k/17. The other answers of a group get the
     # numbers after these.
-    next_credited: Counter[str] = Counter()
-    next_uncredited = Counter(str(item.answer.group) for item in logged.to_credit)
+    next_credited: Counter[str] = Counter()  # by group, from 0
+    next_uncredited = Counter(str(item.answer.group) for item in logged.to_credit)  # from their count
     trajectories, episodes = [], []
     for item in logged.answers:
         group = str(item.answer.group)
@@ -412,7 +412,7 @@ def _rows_of(logged: LoggedAnswers, assigned: CreditedTrees | None) -> tuple[lis
         trajectory = credited_by_id[f"{group}#{next_credited[group]}"]
         next_credited[group] += 1
         episode = episode_by_id.get(trajectory.id)
-        # Credit makes no episode of an answer for one reason only.
+        # There is only one reason for which credit makes no episode of an answer.
         message = None if episode is not None else f"not credited: {NO_CONTINUATION}"
         trajectories.append(
             replace(

@@ -245,6 +245,7 @@ def _without_overlaps(spans: Sequence[Span]) -> list[Span]:
         # … and continues where this one ends, unless both end there.
         if span.end is not None and (outer.end is None or outer.end - span.end > TOUCHING_S):
             result.append(replace(outer, start=span.end))
+            # A later phase that begins within this one can't begin within the outer one's rest.
             newest_of_lane[span.lane] = len(result) - 1
     return result
 

@@ -200,13 +200,16 @@ def _mean_and_least_of_trained(
     if (numbers_in_row != tokens_in_row)[has_numbers].any():
         raise ValueError("an episode has numbers for more or fewer tokens than it has")
     # For each number, the position of its token in `trained`. The offsets of the two columns differ, because
-    # a row without numbers has tokens nevertheless.
-    distances: np.ndarray = np.repeat(token_offsets[:-1] - offsets[:-1], numbers_in_row)
-    token_of_number = np.arange(offsets[0], offsets[-1]) + distances
+    # a row without numbers has tokens nevertheless. All numbers of a row are equally far from their tokens.
+    distance_in_row = token_offsets[:-1] - offsets[:-1]
+    distance_of_number: np.ndarray = np.repeat(distance_in_row, numbers_in_row)
+    token_of_number = np.arange(offsets[0], offsets[-1]) + distance_of_number
     is_trained = trained.values.to_numpy(zero_copy_only=False).astype(bool)[token_of_number]
     values = column.values.to_numpy(zero_copy_only=False)[offsets[0] : offsets[-1]].astype(float)
-    # The offsets of the rows in an array that has only the numbers of trained tokens.
-    offsets_of_trained = np.concatenate([[0], np.cumsum(is_trained)])[offsets - offsets[0]]
+    # The offsets of the rows in an array that has only the numbers of trained tokens: before each row's first
+    # number, so many numbers are of trained tokens.
+    trained_before_number = np.concatenate([[0], np.cumsum(is_trained)])
+    offsets_of_trained = trained_before_number[offsets - offsets[0]]
     mean, least = mean_and_least(sign * values[is_trained], offsets_of_trained)
     return pa.array(mean, pa.float64(), from_pandas=True), pa.array(least, pa.float64(), from_pandas=True)
 

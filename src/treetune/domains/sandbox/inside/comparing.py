@@ -401,8 +401,9 @@ class _Body:
             self._check_call(node)
 
     def _check_attribute(self, node: ast.Attribute) -> None:
-        """Raises NotProven unless an attribute is only read. A method may not be passed on without being
-        called, because the function that gets it could call it with any arguments."""
+        """Raises NotProven unless an attribute is only read. (What is proven is that the scorer's code only
+        compares.) A method may not be passed on without being called, because the function that gets it could
+        call it with any arguments."""
         if not isinstance(node.ctx, ast.Load):
             self._give_up(node, "is an attribute that is set")
         if node.attr.startswith("__"):
@@ -415,7 +416,8 @@ class _Body:
         if node.attr in _CHANGING_METHODS:
             self._give_up(node, "may be called by others")
         if isinstance(node.value, ast.Name) and node.value.id == self._self_name and self._owner is not None:
-            # A method of `self` is passed on here. To read a property would execute its function.
+            # An attribute of `self` is read, and not called. A method would thus be passed on, and a property
+            # would run its function.
             value = inspect.getattr_static(self._owner, node.attr, None)
             if callable(value) or isinstance(value, (staticmethod, classmethod, property)):
                 self._give_up(node, "may be called by others")
