@@ -5,7 +5,9 @@
 * a failure is one message, its traceback is in the run's log, and `--debug` shows it;
 * a command that refuses to work with a run's folder leaves the log there as it is;
 * of several ranks the first one tells a mistake that all of them see;
-* a Python without the packages is told how to install them.
+* a Python without the packages is told how to install them;
+* `fork` prints the command that runs the fork, and the folder of an experiment in place of a file is told
+  the file to name.
 """
 
 from __future__ import annotations
@@ -271,6 +273,62 @@ def test_a_failure_of_one_rank_says_which(
 def test_no_configuration_is_a_mistake_with_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
     assert command_line.main(["check_config"]) == 2
     assert "--configs" in capsys.readouterr().err
+
+
+def store_run(folder: Path, config: str = CIRCLE, **manifest: Any) -> None:
+    """Write the folder of a run with its configuration and its manifest."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(_jsonnet.evaluate_snippet("config", config))
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "remedy"),
+    [
+        (["run", "out/x y"], "which `treetune run --configs 'out/x y/config.json'` continues"),
+        (["evaluate", "out/x y"], "name the configuration in it: out/x y/config.json"),
+        (["check", "--configs", "out/x y"], "name the configuration in it: out/x y/config.json"),
+    ],
+)
+def test_the_folder_of_an_experiment_in_place_of_a_file_is_told_the_file(
+    arguments: list[str], remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store_run(Path("out/x y"))
+    assert command_line.main(arguments) == 2
+    assert remedy in " ".join(capsys.readouterr().err.split())
+
+
+def test_fork_prints_the_folder_and_the_command_that_runs_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], commands: Commands
+) -> None:
+    store_run(Path("out/x"))
+    monkeypatch.setattr("treetune.lab.fork.fork", lambda *_: Path("out/x y"))
+    override = "{ experiment_name+: ' y', seed: 5 }"
+    assert command_line.main(["fork", "out/x", "--override", override]) == 0
+    out, err = capsys.readouterr()
+    assert out == "out/x y\n"
+
+    # As `fork` writes it: the configuration with the override.
+    store_run(Path("out/x y"), f"({CIRCLE}) + {override}")
+    program, *arguments = shlex.split(err.partition("runs it: ")[2])
+    arguments[arguments.index("run")] = "check_finished"  # which also builds the experiment, in this process
+    assert program == "treetune" and command_line.main(arguments) == 0
+    [call] = commands.calls
+    data = call[2]
+    assert (data["experiment_name"], data["seed"]) == ("x y", 5)
+
+
+@pytest.mark.parametrize("command", [["check_config"], ["explain_config", "seed"]])
+def test_a_stored_configuration_finds_the_modules_that_its_run_found(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("parts").mkdir()
+    Path("parts/module_beside_a_configuration.py").write_text("print('it is imported')")
+    config = f"{CIRCLE} + {{ imports: ['module_beside_a_configuration'] }}"
+    store_run(Path("out/x"), config, own_folders=[str(Path("parts").resolve())])
+    sys.modules.pop("module_beside_a_configuration", None)
+    assert command_line.main(["--configs", "out/x/config.json", *command]) == 0
+    assert "it is imported" in capsys.readouterr().out
 
 
 def test_a_python_without_the_packages_is_told_what_to_run() -> None:

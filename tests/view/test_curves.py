@@ -172,6 +172,22 @@ def test_a_resume_that_changed_something_is_one_event(store: Store, folder: Path
     ]
 
 
+def test_the_first_start_of_a_fork_is_an_event_that_names_the_other_run(store: Store, folder: Path) -> None:
+    run = recorded_run(folder / "run")
+    console = Console(run.logs_folder / "run.log", visible=False)
+    for iterations in (2, 3):
+        console.say(f"continuing after iteration {iterations} of 9")
+    console.close()
+    origin = {"run": "experiments/base", "after": 2, "config": "0123abcd"}
+    (run.path / "manifest.json").write_text(json.dumps({"continued": [], "forked": origin}))
+
+    events = events_of(store.experiment(store.run("run")))
+    assert [(event.x, event.text) for event in events if event.kind == "resume"] == [
+        (2, "forked from experiments/base"),
+        (3, "resumed"),
+    ]
+
+
 def test_long_curves_keep_their_peaks(store: Store, folder: Path) -> None:
     run = begin_run(folder / "run", planned=5000)
     rows = [{"iteration": i, "train/loss": 100.0 if i == 3333 else 0.1} for i in range(5000)]

@@ -9,6 +9,7 @@ Promises that these tests hold:
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -94,6 +95,15 @@ def test_the_list_and_the_page_of_an_experiment_show_state_and_accuracy(tmp_path
         "answers of iter",
     )
     assert [essential for essential in essentials if essential not in page] == []
+
+
+def test_the_page_of_a_fork_names_the_run_that_it_was_forked_from(tmp_path: Path) -> None:
+    directory = recorded_run(tmp_path / "run")
+    origin = {"run": "experiments/base", "after": 2, "config": "0123abcd"}
+    directory.manifest_file.write_text(json.dumps({"continued": [], "forked": origin}))
+    shown = view_of(tmp_path)
+    shown.press("open")
+    assert "forked from experiments/base after iteration 2\n" in text_of(shown)
 
 
 def test_new_iterations_and_the_state_of_a_run_are_shown_live(tmp_path: Path) -> None:

@@ -247,7 +247,7 @@ def build_root(
     from treetune.config.imports import import_parts
     from treetune.exceptions import ConfigError
 
-    explanation = Explanation(config, more_folders)
+    explanation = Explanation(config, [*more_folders, *recorded_module_folders(config)])
     import_parts(config.data, explanation)
     # If the `type` is unknown, the mistake is reported as one in `expected`. If any kind of configuration is
     # expected, it is reported as one in an experiment.
@@ -266,6 +266,23 @@ def build_root(
         for note in [*describe_overridden_files(config), *warnings]:
             print(wrap_text("note: ", note), file=sys.stderr)
     return root
+
+
+def recorded_module_folders(config: Config) -> list[str]:
+    """Returns the folders in which runs found the user's modules, for each configuration file that is a run's
+    stored configuration.
+
+    The modules of such a run may be beside the files that it was started with, and aren't in its folder.
+    """
+    from treetune.runtime.directory import CONFIG, ExperimentDirectory
+    from treetune.runtime.manifest import read_manifest
+
+    module_folders: list[str] = []
+    for layer in config.layers:
+        if layer.path is not None and layer.path.name == CONFIG:
+            manifest = read_manifest(ExperimentDirectory(layer.path.parent))
+            module_folders += manifest.get("own_folders", ())
+    return module_folders
 
 
 def root_families() -> list[type[Registrable]]:

@@ -16,6 +16,7 @@ from treetune.cli.command import (
     Options,
     build_root,
     evaluate_configuration,
+    recorded_module_folders,
     root_families,
     root_family,
     say,
@@ -107,7 +108,7 @@ def explain_config(options: Options) -> int:
 
     config, name = evaluate_configuration(options), options.key
     path = tuple(name.split("."))
-    explanation = Explanation(config)
+    explanation = Explanation(config, recorded_module_folders(config))
     import_parts(config.data, explanation)
     value, settings = explanation.value(path), explanation.settings(path)
     owner, key = _find_declaration(config, path)

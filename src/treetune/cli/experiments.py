@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -39,11 +40,18 @@ def run_ranks(options: Options) -> int:
     """Starts the command `options.what` in this machine's ranks. A wrong configuration is reported before any
     rank starts."""
     from treetune.runtime import rank_launcher
+    from treetune.runtime.directory import ExperimentDirectory
 
     in_ranks = [command.name for command in options.commands.values() if command.in_ranks]
     if options.what == "evaluate":  # the only short name of a command that runs in ranks
         options.what = "run_evaluation"
     if options.what not in in_ranks:
+        directory = ExperimentDirectory(Path(options.what))
+        if directory.config_file.is_file() and directory.manifest_file.is_file():
+            raise ValueError(
+                f"`treetune run` can't start {options.what!r}: it is the folder of an experiment, which"
+                f" `{continue_command(directory)}` continues"
+            )
         raise ValueError(
             f"`treetune run` can't start {options.what!r}: it starts {', '.join(in_ranks)}; configuration"
             " files end in .jsonnet, .json or .yaml"
@@ -76,6 +84,11 @@ def run_ranks(options: Options) -> int:
     return rank_launcher.start_ranks(
         [*arguments, options.what], ranks, nodes, options.node_rank, options.master_port or 0
     )
+
+
+def continue_command(directory: ExperimentDirectory) -> str:
+    """Returns the shell command that continues an experiment with the configuration in its folder."""
+    return shlex.join(["treetune", "run", "--configs", str(directory.config_file)])
 
 
 def load_experiment(options: Options) -> tuple[Config, Runtime]:

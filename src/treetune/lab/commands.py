@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -20,7 +21,7 @@ from treetune.cli.command import (
     import_own_parts,
     say,
 )
-from treetune.cli.experiments import load_experiment
+from treetune.cli.experiments import continue_command, load_experiment
 
 if TYPE_CHECKING:
     from treetune.config.layers import Config
@@ -154,9 +155,13 @@ def fork(options: Options) -> int:
         config = _stored_config(options.experiment, overrides=options.override or ())
     root = _build_experiment(config, "fork", options.experiment)
     from treetune.lab.fork import fork
+    from treetune.runtime.directory import ExperimentDirectory
 
     branch_folder = fork(options.experiment, options.iteration, root, config.data)
     say(str(branch_folder))
+    # The command goes to standard error, so that scripts read the folder alone.
+    command = continue_command(ExperimentDirectory(branch_folder))
+    print(f"this command runs it: {command}", file=sys.stderr)
     return 0
 
 
@@ -292,8 +297,8 @@ COMMANDS = (
         "start another experiment from a run's state after some iteration",
         "Creates the folder of another experiment, which begins with the run's state after N iterations."
         " --configs describes it, or --override changes the run's own configuration; it needs another"
-        " experiment_name. `treetune run` continues there. Forks of a run draw the same problems and sample"
-        " with the same seeds.",
+        " experiment_name. It prints the command that runs the fork. Forks of a run draw the same problems"
+        " and sample with the same seeds.",
         (
             "treetune fork experiments/quickstart/vineppo --iteration 8 --override"
             " \"{experiment_name+: '_grpo', credit: {type: 'group'}}\"",

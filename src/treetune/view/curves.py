@@ -418,7 +418,8 @@ def _thin_points(points: list[tuple[float, float]]) -> list[tuple[float, float]]
 def events_of(experiment: StoredExperiment) -> list[Event]:
     """Returns the events of an experiment, by rising x.
 
-    They are evaluations, restarts of the engine, resumes, and the begins and ends of signs of collapse.
+    They are evaluations, restarts of the engine, resumes (the beginning of a fork among them), and the begins
+    and ends of signs of collapse.
     """
     try:
         log = experiment.directory.run_log.read_text(errors="replace")
@@ -429,6 +430,11 @@ def events_of(experiment: StoredExperiment) -> list[Event]:
     # The log has all resumes, and the manifest some of them, with what they changed. So that each is one
     # event, a resume of the manifest is taken off the count of those in the log.
     logged_resumes = Counter(int(iterations) for iterations in _RESUME_IN_LOG.findall(log))
+    if experiment.forked is not None:
+        # A fork's first start continues from the other run's state, so the log calls it a resume.
+        iterations = experiment.forked["after"]
+        events.append(Event(float(iterations), "resume", f"forked from {experiment.forked['run']}"))
+        logged_resumes[iterations] -= 1
     for iterations, changes in list_resumes(experiment.manifest):
         text = f"continued with changes: {'; '.join(changes)}" if changes else "continued"
         events.append(Event(float(iterations), "resume", text))

@@ -128,6 +128,13 @@ class StoredExperiment:
         commands = [entry["command"] for entry in entries if "command" in entry]
         return commands[-1] if commands else None
 
+    @property
+    def forked(self) -> Mapping[str, Any] | None:
+        """The run that this one was forked from, how many of its iterations were finished, and the hash of
+        its configuration: {"run": "experiments/vineppo", "after": 8, "config": "9f2c…"}. None if the run was
+        not forked."""
+        return self.manifest.get("forked")
+
     @functools.cached_property
     def recorded(self) -> set[str]:
         """The names of all metrics that at least one iteration recorded."""

@@ -256,6 +256,9 @@ def run_page(
     """
     experiment, status = store.experiment(run), store.status(run)
     parts = _status_lines(run, status)
+    if experiment.forked is not None:
+        origin, iteration = experiment.forked["run"], experiment.forked["after"]
+        parts.append(line_of(f"forked from {origin} after iteration {iteration}", "dim"))
     charts = _charts_of(experiment, metrics)
     if charts:
         parts += [Text(), _grid_of_charts(charts, width, braille)]

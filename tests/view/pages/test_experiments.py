@@ -5,8 +5,10 @@ Promises that these tests hold:
 * Every experiment below the folders is listed once, with state, progress, accuracy and the reason of its end.
 * The list can be searched, filtered, sorted and grouped by any key of the configuration.
 * Experiments that are compared stand in one table with what differs between them.
+* The page of a fork names the run that it was forked from, and links to it if the viewer shows it.
 """
 
+import json
 import re
 import time
 from pathlib import Path
@@ -195,3 +197,21 @@ def test_experiments_are_grouped_by_any_key_with_the_mean_of_the_shown_column(vi
     assert set(groups(group="seed", **column)) == {"1", "2", "3"}
     page = viewer.page("/", sort="reward, newest", **column)
     assert re.findall(r'id="row-([^"]+)"', page) == ["grpo/seed-1", "ppo/seed-2", "ppo/seed-1"]
+
+
+def test_the_page_of_a_fork_names_its_parent_and_compares_their_configurations(viewer: Viewer) -> None:
+    origin = {"run": "elsewhere/base", "after": 2, "config": "4567cdef"}
+    fork = viewer.record("fork")
+    fork.manifest_file.write_text(json.dumps({"config": "0123abcd", "continued": [], "forked": origin}))
+    page = viewer.page("/run", run="fork")
+    assert "from <code>elsewhere/base</code> after iteration 2" in page
+    assert "what differs in the configuration" not in page
+
+    # The parent was resumed with another configuration after the fork, and its folder was moved.
+    base = viewer.record("moved/base")
+    resumed = [{"after": 3, "config": "89ab0123", "changed": {}}]
+    base.manifest_file.write_text(json.dumps({"config": "4567cdef", "continued": resumed}))
+    page = viewer.page("/run", run="fork")
+    assert '<a href="/run?run=moved%2Fbase">moved/base</a> after iteration 2' in page
+    assert 'href="/configuration?run=fork&amp;run=moved%2Fbase&amp;only=differences"' in page
+    assert "forked" not in viewer.page("/run", run="moved/base")

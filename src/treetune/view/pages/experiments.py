@@ -325,6 +325,7 @@ def show_run(view: PageRequest) -> Response:
     return view.render(
         "run.html",
         experiment=first,
+        parent=_find_parent(view, first),
         statuses=statuses,
         side_by_side=_side_by_side(view) if len(experiments) > 1 else {},
         made=all_bunches,
@@ -393,6 +394,25 @@ def _other_seeds(view: PageRequest, experiment: StoredExperiment) -> list[str]:
         except ValueError:  # the other can't be read; the list of experiments says why
             continue
     return names
+
+
+def _find_parent(view: PageRequest, experiment: StoredExperiment) -> Run | None:
+    """Returns the run of the store that an experiment was forked from; None if there is none.
+
+    The run is recognised by its configuration, since its folder may have been moved.
+    """
+    if experiment.forked is None:
+        return None
+    for run in view.store.runs():
+        try:
+            manifest = view.store.experiment(run).manifest
+        except (ValueError, OSError):  # the run can't be read; the list of experiments says why
+            continue
+        # Each start that changed the run's configuration has an entry with its hash.
+        entries = [manifest, *manifest.get("continued", ())]
+        if any(entry.get("config") == experiment.forked["config"] for entry in entries):
+            return run
+    return None
 
 
 def _side_by_side(view: PageRequest) -> dict[str, list[Cell | None]]:
