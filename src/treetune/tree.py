@@ -165,7 +165,7 @@ class Tree:
         that branched off from the same missing answer still have its `sample` in common.
 
         Example: answer 7 shares 10 tokens with answer 5, and answer 5 shares 4 with answer 0. Without answer
-        5, answer 7 has ``Fork(sample=0, tokens=4)``, also if answer 0 is missing, too.
+        5, answer 7 has ``Fork(sample=0, tokens=4)``, even if answer 0 is missing as well.
         """
         forks_by_sample = {leaf.sample: leaf.fork for leaf in self.leaves}
         while fork is not None and fork.sample not in kept_samples:

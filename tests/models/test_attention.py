@@ -280,7 +280,7 @@ def test_logprobs_and_values_at_a_node_are_those_of_the_path_to_it(load):
 def test_a_model_that_does_not_hand_arguments_to_its_layers_is_refused():
     model = tiny_model()
     attach_tree_attention(model)
-    with pytest.raises(ValueError, match="prefix trees need: set"):
+    with pytest.raises(ValueError, match="prefix trees need them: set"):
         model(torch.tensor([[1, 2]]))
 
 

@@ -253,7 +253,8 @@ def _configuration_that_makes(checkpoint: Path) -> Path | None:
         *folders, last_part = experiment.parts[n_folders:]
         candidates = [[*folders, last_part]]
         if folders:
-            # The experiment fork/sft may be that of fork_sft.jsonnet.
+            # A table may put the experiments of a task into a folder of their own. So the experiment
+            # signposts/slips/sft has the configuration signposts/slips_sft.jsonnet.
             candidates.append([*folders[:-1], f"{folders[-1]}_{last_part}"])
         for *candidate_folders, name in candidates:
             # Not `with_suffix`, which would cut a name with a dot, as in countdown/qwen2.5-3b_grpo.

@@ -175,8 +175,9 @@ def json_schema(roots: Sequence[type[Registrable]]) -> dict[str, Any]:
 
 
 def _add_schema_of_families(families: Sequence[type[Registrable]], shared: dict[str, Any]) -> dict[str, Any]:
-    """Adds the schema of objects whose `type` chooses a part of these families to `shared`, which has the
-    schemas that references lead to. Returns a reference to it.
+    """Returns a reference to the schema of these families' parts, and adds the schema itself to `shared`.
+
+    The schema is that of objects whose `type` chooses a part of the families.
     """
     title = " or ".join(schema.family_word(family) for family in families)
     if title not in shared:

@@ -112,10 +112,12 @@ def message_for_verifiers(message: Mapping[str, Any]) -> Any:
     kind = getattr(loaded_module, f"{message['role'].title()}Message", MessageWithAttributes)
     calls = []
     for call in message.get("tool_calls", ()):
-        # Reward functions read a call's name and arguments from the call, as in verifiers' classes, or from
-        # its `function`, as in OpenAI's format. So both have them. Arguments are JSON text.
-        function = call["function"] | {"arguments": json.dumps(call["function"]["arguments"])}
-        calls.append(MessageWithAttributes({**call, "function": function, **function}))
+        arguments = json.dumps(call["function"]["arguments"])
+        function = {**call["function"], "arguments": arguments}
+        # Some reward functions read a call's name and arguments from its `function`, as in OpenAI's format.
+        # Others read them from the call itself, as in verifiers' classes.
+        call_in_openai_format = {**call, "function": function}
+        calls.append(MessageWithAttributes({**call_in_openai_format, **function}))
     if not calls:
         return kind(**message)
     return kind(**{**message, "tool_calls": calls})

@@ -175,8 +175,9 @@ def packed_attention(
 
     if packed is None:
         raise ValueError(
-            f"{type(module).__name__} doesn't hand on to its attention what its model was called with, which"
-            " packed rows need: set trainer.layout to 'padded', or model.attention to 'flash_attention_2'"
+            f"{type(module).__name__} doesn't pass the arguments of the model's call on to its attention, but"
+            " packed rows need them: set trainer.layout to 'padded', or model.attention to"
+            " 'flash_attention_2'"
         )
     assert attention_mask is None, "transformers makes none for an attention that it doesn't know"
     sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
@@ -254,8 +255,8 @@ def tree_attention(
 
     if tree is None:
         raise ValueError(
-            f"{type(module).__name__} doesn't hand on to its attention what its model was called with, which"
-            " prefix trees need: set trainer.layout to 'padded' or 'packed'"
+            f"{type(module).__name__} doesn't pass the arguments of the model's call on to its attention, but"
+            " prefix trees need them: set trainer.layout to 'padded' or 'packed'"
         )
     sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
     if tree.keys_M is None:  # the rows are not a tree, as in `PolicyModule._whole_forward`

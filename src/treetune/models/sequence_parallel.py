@@ -193,8 +193,8 @@ def _compute_attention(
     """
     if shared is None:
         raise ValueError(
-            f"{type(module).__name__} doesn't hand on to its attention what its model was called with, which"
-            " sequence parallelism needs: set trainer.sequence_parallel_size to 1"
+            f"{type(module).__name__} doesn't pass the arguments of the model's call on to its attention, but"
+            " sequence parallelism needs them: set trainer.sequence_parallel_size to 1"
         )
     parallel, attend = shared
     size, group = parallel.size, parallel.group

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, final
 
 from treetune.config.registrable import Registrable
-from treetune.contracts import Need, SampledAnswers, UseOfAdvantages, UseOfPairs
+from treetune.contracts import Feature, Need, SampledAnswers, UseOfAdvantages, UseOfPairs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -202,7 +202,7 @@ class Objective(Registrable):
     @property
     @final
     def needs_advantages(self) -> bool:
-        return UseOfAdvantages() in self.gives
+        return self._has_feature(UseOfAdvantages)
 
     @property
     @final
@@ -211,7 +211,11 @@ class Objective(Registrable):
 
         A pair is in one micro-batch only if `needs_whole_sequences` is also True.
         """
-        return UseOfPairs() in self.gives
+        return self._has_feature(UseOfPairs)
+
+    def _has_feature(self, feature: type[Feature]) -> bool:
+        """Returns whether the features that this objective declares in `gives` include one of this class."""
+        return any(isinstance(declared, feature) for declared in self.gives)
 
 
 def capped_engine_ratio(batch: TokenBatch, logprobs_N: Tensor, cap: float) -> Tensor:

@@ -243,7 +243,7 @@ def make_distributions_for_credit(
 
     Args:
         score_distributions: Computes Σ π² and the entropy at each trained token. All ranks call it together,
-            and every rank passes the rows of all ranks.
+            each with the rows of all ranks.
     """
 
     def squares_and_entropies(episodes: Sequence[Episode]) -> list[tuple[Column, Column]]:
@@ -260,7 +260,7 @@ def make_distances_for_credit(
 
     Args:
         score_distances: Computes, at each trained token, the distance, and the policy's entropy divided by
-            the largest possible one. All ranks call it together, and every rank passes the rows of all ranks.
+            the largest possible one. All ranks call it together, each with the rows of all ranks.
     """
 
     def deviations_along(episodes: Sequence[Episode]) -> list[Deviation]:
@@ -285,14 +285,14 @@ def make_divergences_for_credit(
     """
 
     def divergences_along(episodes: Sequence[Episode]) -> list[Column]:
-        def score(sequences: Sequences, rows: Sequence[Episode]) -> tuple[Tensor]:
+        def score(sequences: Sequences, rows_of_all_ranks: Sequence[Episode]) -> tuple[Tensor]:
             """Returns the divergence at each trained token. The result is a tuple of one tensor, since
             `_score_rows` expects a tuple."""
             import numpy as np
             import torch
 
             # The position of each trained token in its answer.
-            positions_N = np.concatenate([np.flatnonzero(row.trained) for row in rows])
+            positions_N = np.concatenate([np.flatnonzero(row.trained) for row in rows_of_all_ranks])
             return (score_divergences(sequences, torch.from_numpy(positions_N)),)
 
         values_by_episode = _score_rows(session, server, episodes, score, column_count=1)  # each [1, T]
@@ -329,8 +329,8 @@ def _score_rows(
     isn't trained are 0.
 
     Args:
-        score: Computes C columns, with a value for each trained token. All ranks call it together, and every
-            rank passes the rows of all ranks.
+        score: Computes C columns, with a value for each trained token. All ranks call it together, each with
+            the rows of all ranks.
     """
     import numpy as np
 

@@ -237,8 +237,9 @@ def _draw_distinct_puzzles(
                 continue
             repeated_draws += 1
         vain_draws += 1
-        # Either all problems are found, so that the same ones are drawn again, or hardly any draw is one.
-        gives_up = repeated_draws == _MOST_REPEATED_DRAWS or vain_draws == _MOST_VAIN_DRAWS
+        has_all_problems = repeated_draws == _MOST_REPEATED_DRAWS  # only the same problems are drawn again
+        problems_are_too_rare = vain_draws == _MOST_VAIN_DRAWS  # hardly any draw gives a problem
+        gives_up = has_all_problems or problems_are_too_rare
         if gives_up and not puzzles:
             raise ValueError(
                 f"none of {draws:,} random expressions has a value within targets: there are no solvable"

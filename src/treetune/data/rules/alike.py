@@ -399,7 +399,7 @@ class _TestProblems:
         self.counts: dict[str, int] = {}
         """Problems of each test set."""
         self.too_short: dict[str, int] = {}
-        """Problems of each test set that are too short to be looked for."""
+        """Problems of each test set that have too few words to be looked for."""
         self._by_long_run: dict[int, tuple[str, str]] = {}
         """Test set and location of the first problem with a long run, by the run's hash. A long run is
         `ngram` consecutive words of a problem, or all words of a problem that has fewer."""
@@ -407,7 +407,8 @@ class _TestProblems:
         """`ngram`, and the lengths of shorter problems in words. A character of a script without spaces, such
         as Chinese, counts as half a word, so a length may be 6.5."""
         self._by_short_run: defaultdict[int, list[int]] = defaultdict(list)
-        """All problems with a run of `OVERLAP_RUN` words, as indices of `_short_runs`, by the run's hash."""
+        """All problems with a short run (`OVERLAP_RUN` words), as indices of `_short_runs`, by the run's
+        hash."""
         self._short_runs: list[_ShortRuns] = []
         for test_set in rule.against:
             self._add(test_set, rule)

@@ -169,8 +169,8 @@ class MultipleChoice(Grader):
         """Yields the choices in ``<answer>…</answer>``."""
         for tag in _ANSWER_TAG.finditer(text):
             letter, text_after_letter = self._read_letter(tag["text"])
-            # "none of these" and "either B or C" begin with no letter. They are choices, too: refusals to
-            # choose one option.
+            # "none of these" and "either B or C" don't begin with an option's letter. They are choices, too:
+            # refusals to choose one option.
             if letter or _LETTER_OR_REFUSAL.search(tag["text"]):
                 yield _StatedChoice(tag.start(), letter, text_after_letter)
 

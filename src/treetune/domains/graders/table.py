@@ -66,7 +66,7 @@ class TableGrader(Grader):
     @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         golds = list(gold_answers(problem.gold))
-        answers = split_answers(extracted[:LONGEST_BOX], len(golds))
+        answers = _split_box(extracted, len(golds))
         if len(answers) != len(golds):
             return Grade(reward=0.0, outcome="ok", message=f"{len(answers)} answers, of {len(golds)}")
         right = self._count_matches(answers, golds, problem)
@@ -74,9 +74,9 @@ class TableGrader(Grader):
 
     @override
     def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
-        # Both texts are split and cut like answers, and not like golds: only a gold may be a JSON list.
+        # Both texts are split like answers, and not like golds: only a gold may be a JSON list.
         count = len(gold_answers(problem.gold))
-        parts, other_parts = (split_answers(text[:LONGEST_BOX], count) for text in (answer, other))
+        parts, other_parts = _split_box(answer, count), _split_box(other, count)
         if len(parts) != len(other_parts):
             return False
         if not 0 < len(parts) <= MOST_GOLD_ANSWERS:
@@ -163,6 +163,11 @@ def gold_answers(gold: str) -> Sequence[str]:
     if not any(answers) or len(answers) > MOST_GOLD_ANSWERS:
         raise ValueError(f"the gold {gold[:100]!r} contains no answer, or more than {MOST_GOLD_ANSWERS}")
     return tuple(answers)
+
+
+def _split_box(content: str, expected: int) -> list[str]:
+    """Splits the answers in a box; see `split_answers`. What exceeds `LONGEST_BOX` isn't read."""
+    return split_answers(content[:LONGEST_BOX], expected)
 
 
 def split_answers(text: str, expected: int | None) -> list[str]:

@@ -370,8 +370,8 @@ class ZebraPuzzles(Puzzles):
     ) -> str:
         """Writes the prompt: the values of each attribute, and the clues."""
         if self.wording == "symbols":
-            # Such as ``3abc,def:a@2,b<d>``. The letters of an attribute follow each other, and ">" ends the
-            # prompt.
+            # Such as ``3abc,def:b<d,a@2>`` with two attributes: one has the values a, b and c. The last ">"
+            # ends the prompt.
             letters_of_attributes = ["".join(letters) for letters in values]
             return f"{shape.objects}{','.join(letters_of_attributes)}:{','.join(clue_texts)}>\n"
         attributes = "\n".join(

@@ -444,9 +444,9 @@ class _StateBatch:
         for state in states:
             budget = context.settings.token_budget(state.prompt_ids, context.settings.sampling.max_tokens)
             self.budgets.append(budget - len(state.begun_ids))
-        # A random number for each state, sample and position. At a decision, a sample becomes two paths, one
-        # for each choice (`_Path`). They share the random numbers. This adds no bias: each path alone is
-        # drawn with the right probabilities, and the mean of their rewards doesn't need independent paths.
+        # A random number for each state, sample and position. At a decision, a sample becomes two paths
+        # (`_Path`), which share these numbers. So the paths aren't independent, but the sample's reward, a
+        # weighted sum of theirs, has no bias: the expectation of a sum doesn't depend on independence.
         uniform = []
         for state in states:
             begun = repr(state.begun_ids.tolist())

@@ -302,7 +302,7 @@ class Passes:
         backward_bytes = logits * (backward_bytes_per_logit + teacher_bytes)
         # The gradients of the head's weight, and of the hidden states that go into it.
         gradient_of_weight = self.shape.head * self.itemsize if head_is_trained else 0
-        gradients_of_hidden_states = self.trained * self.itemsize * self.shape.hidden
+        gradients_of_hidden_states = trained_positions * self.itemsize * self.shape.hidden
         return max(forward_bytes, backward_bytes + gradient_of_weight + gradients_of_hidden_states)
 
     @property

@@ -399,8 +399,9 @@ def _rows_of(logged: LoggedAnswers, assigned: CreditedTrees | None) -> tuple[lis
     # The assigner got only the answers to credit, and numbered those of each group from 0, in the log's
     # order: "gsm8k/17#1" is the second one of the group gsm8k/17. The other answers of a group get the
     # numbers after these.
-    next_credited: Counter[str] = Counter()  # by group, from 0
-    next_uncredited = Counter(str(item.answer.group) for item in logged.to_credit)  # from their count
+    next_credited: Counter[str] = Counter()
+    credited_in_group = Counter(str(item.answer.group) for item in logged.to_credit)
+    next_uncredited = credited_in_group.copy()
     trajectories, episodes = [], []
     for item in logged.answers:
         group = str(item.answer.group)

@@ -223,17 +223,17 @@ def _without_overlaps(spans: Sequence[Span]) -> list[Span]:
     """Returns the spans with each phase cut where another phase of its lane began within it.
 
     A phase from 0 to 10 s, in which another lasted from 4 to 6 s, becomes two: from 0 to 4 s, and from 6 to
-    10 s.
+    10 s. Phases that begin within the same phase don't overlap each other.
     """
     result: list[Span] = []
-    newest_of_lane: dict[str, int] = {}  # by lane, the position of its newest phase in the result
+    last_to_end: dict[str, int] = {}  # by lane, the position in the result of the phase that ends last
     for span in sorted(spans, key=lambda span: span.start):
         result.append(span)
         # Only phases are cut. Spans of other work lie within them, and are drawn over them.
         if span.name not in PHASES:
             continue
-        outer_position = newest_of_lane.get(span.lane)
-        newest_of_lane[span.lane] = len(result) - 1
+        outer_position = last_to_end.get(span.lane)
+        last_to_end[span.lane] = len(result) - 1
         if outer_position is None:
             continue
         outer = result[outer_position]
@@ -245,8 +245,7 @@ def _without_overlaps(spans: Sequence[Span]) -> list[Span]:
         # … and continues where this one ends, unless both end there.
         if span.end is not None and (outer.end is None or outer.end - span.end > TOUCHING_S):
             result.append(replace(outer, start=span.end))
-            # A later phase that begins within this one can't begin within the outer one's rest.
-            newest_of_lane[span.lane] = len(result) - 1
+            last_to_end[span.lane] = len(result) - 1
     return result
 
 

@@ -194,22 +194,23 @@ def _mean_and_least_of_trained(
     """
     import pyarrow as pa
 
-    offsets, token_offsets = column.offsets.to_numpy().astype(np.int64), trained.offsets.to_numpy()
-    numbers_in_row, tokens_in_row = np.diff(offsets), np.diff(token_offsets)
+    number_offsets = column.offsets.to_numpy().astype(np.int64)
+    token_offsets = trained.offsets.to_numpy()
+    numbers_in_row, tokens_in_row = np.diff(number_offsets), np.diff(token_offsets)
+    first_number, end = number_offsets[0], number_offsets[-1]
     has_numbers = numbers_in_row > 0
     if (numbers_in_row != tokens_in_row)[has_numbers].any():
         raise ValueError("an episode has numbers for more or fewer tokens than it has")
     # For each number, the position of its token in `trained`. The offsets of the two columns differ, because
     # a row without numbers has tokens nevertheless. All numbers of a row are equally far from their tokens.
-    distance_in_row = token_offsets[:-1] - offsets[:-1]
+    distance_in_row = token_offsets[:-1] - number_offsets[:-1]
     distance_of_number: np.ndarray = np.repeat(distance_in_row, numbers_in_row)
-    token_of_number = np.arange(offsets[0], offsets[-1]) + distance_of_number
+    token_of_number = np.arange(first_number, end) + distance_of_number
     is_trained = trained.values.to_numpy(zero_copy_only=False).astype(bool)[token_of_number]
-    values = column.values.to_numpy(zero_copy_only=False)[offsets[0] : offsets[-1]].astype(float)
-    # The offsets of the rows in an array that has only the numbers of trained tokens: before each row's first
-    # number, so many numbers are of trained tokens.
+    values = column.values.to_numpy(zero_copy_only=False)[first_number:end].astype(float)
+    # In an array that has only the numbers of trained tokens, a row begins after those of all earlier rows.
     trained_before_number = np.concatenate([[0], np.cumsum(is_trained)])
-    offsets_of_trained = trained_before_number[offsets - offsets[0]]
+    offsets_of_trained = trained_before_number[number_offsets - first_number]
     mean, least = mean_and_least(sign * values[is_trained], offsets_of_trained)
     return pa.array(mean, pa.float64(), from_pandas=True), pa.array(least, pa.float64(), from_pandas=True)
 
