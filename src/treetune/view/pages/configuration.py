@@ -31,7 +31,7 @@ def flatten_settings(config: Mapping[str, Any]) -> dict[str, str]:
 def explain_command(experiment: StoredExperiment, key: str) -> str | None:
     """Returns the shell command that shows everything that sets a key of an experiment's configuration.
 
-    Example: ``cd /home/me && treetune explain seed --configs grpo.jsonnet --override '{seed: 3}'``. The
+    Example: ``cd trials && treetune explain seed --configs grpo.jsonnet --override '{seed: 3}'``. The
     result is None if the experiment's own command names no configuration files.
     """
     if experiment.command is None or experiment.config.get("type") == CREDITED_LOG:
