@@ -298,6 +298,15 @@ def test_the_folder_of_an_experiment_in_place_of_a_file_is_told_the_file(
     assert remedy in " ".join(capsys.readouterr().err.split())
 
 
+def test_the_folder_of_a_model_is_not_taken_for_that_of_an_experiment(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("model").mkdir()
+    Path("model/config.json").write_text("{}")
+    assert command_line.main(["check", "--configs", "model"]) == 2
+    assert "name the configuration in it" not in capsys.readouterr().err
+
+
 def test_fork_prints_the_folder_and_the_command_that_runs_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], commands: Commands
 ) -> None:

@@ -224,7 +224,7 @@ def notes_on_stack(*texts: str) -> list[str]:
 def test_a_file_that_others_override_is_reported_with_them() -> None:
     (note,) = notes_on_stack("{ credit: { type: 'b' }, trainer+: { rate: 2 } }", EXPERIMENT)
     assert note.startswith("0.jsonnet changes nothing")
-    for part in ("credit.type", "by 1.jsonnet", "put it after that"):
+    for part in ("credit.type", "by 1.jsonnet", "put it after 1.jsonnet"):
         assert part in note
     (note,) = notes_on_stack(
         EXPERIMENT, "{ credit: { type: 'b' } }", "{ seed: 2 }", "{ credit: { type: 'c' } }"
@@ -246,6 +246,13 @@ def test_a_file_that_others_override_is_reported_with_them() -> None:
 def test_only_files_that_override_something_are_named(texts: tuple[str, ...], overridden_by: str) -> None:
     (note,) = [note for note in notes_on_stack(*texts) if note.startswith("0.jsonnet")]
     assert f"is overridden by {overridden_by}: put it after" in note
+
+
+def test_files_that_override_only_together_are_all_named() -> None:
+    """Each of them hides one of the two terms of the sum."""
+    base = "{ sum: self.a + self.b, a:: 0, b:: 0 }"
+    (note,) = notes_on_stack(base, "{ a:: 1, b:: 1 }", "{ a:: 5 }", "{ b:: 6 }")
+    assert "(sum) is overridden by 2.jsonnet and 3.jsonnet: put it after 3.jsonnet" in note
 
 
 def test_a_file_that_only_takes_keys_away_is_reported_with_their_object() -> None:

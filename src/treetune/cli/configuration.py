@@ -78,7 +78,7 @@ def check_config(options: Options) -> int:
 
 def _warn_of_another_run(config: Config, root: object) -> None:
     """Prints a warning if `treetune run` would not start the experiment, because the experiment's folder
-    holds a run with another configuration."""
+    holds a run with another configuration, or can't be read."""
     from treetune.config.errors import wrap_text
     from treetune.exceptions import Damaged, FolderRefused
     from treetune.runtime.base import PolicyIteration
@@ -338,7 +338,7 @@ def _register_parts(options: Options) -> None:
 
     if options.configs or options.override:
         config = evaluate_configuration(options)
-        import_parts(config.data, Explanation(config))
+        import_parts(config.data, Explanation(config, recorded_module_folders(config)))
     else:
         import_parts({})  # imports the parts of installed packages alone
 

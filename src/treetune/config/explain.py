@@ -536,11 +536,13 @@ def describe_overridden_files(config: Config) -> Iterator[str]:
             continue  # it needs later files, or repeats what earlier ones set
         overridden_paths = _changed_keys(without_it, with_it)
         overriding_files = _overriding_files(overridden_paths, layer, earlier_layers, later_layers, config)
+        if not overriding_files:  # no later file overrides a key alone: they do it together
+            overriding_files = [later_layer.name for later_layer in later_layers]
         shown_keys = ", ".join(dotted_key(path) for path in overridden_paths[:MOST_SHOWN_KEYS])
         ellipsis = ", …" if len(overridden_paths) > MOST_SHOWN_KEYS else ""
         yield (
             f"{layer.name} changes nothing: all that it sets ({shown_keys}{ellipsis}) is overridden by"
-            f" {' and '.join(overriding_files)}: put it after that, or leave it out"
+            f" {' and '.join(overriding_files)}: put it after {overriding_files[-1]}, or leave it out"
         )
 
 

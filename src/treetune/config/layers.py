@@ -77,8 +77,9 @@ def find_file(name: str, base: Path) -> Path:
         candidate = Path(os.path.abspath(folder / name))  # without "..", and without following links
         if candidate.is_file():
             return candidate
-    stored_config = Path(name) / "config.json"  # of an experiment, if `name` is its folder
-    if (base / stored_config).is_file():
+    # The folder of an experiment has both files. The folder of a model has only a config.json.
+    stored_config, manifest = Path(name) / "config.json", Path(name) / "manifest.json"
+    if (base / stored_config).is_file() and (base / manifest).is_file():
         remedy = f"name the configuration in it: {stored_config}"
         raise ConfigError([ConfigIssue("is a folder, and a file is needed", name, remedy=remedy)])
     raise ConfigError([_no_such_file(name, folders)])

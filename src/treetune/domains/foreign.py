@@ -375,8 +375,8 @@ def main() -> None:
     input.
 
     A line is ``[response, row, arguments]``. The reply is what `grade_answer` returns, with a `Grade` as an
-    object of its fields. If the function raised an error, or its result is no JSON, the reply is the error's
-    text.
+    object of its fields. If the function raised an error, or its result can't be written as JSON, the
+    reply is the error's text.
     """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a function prints goes to the error stream

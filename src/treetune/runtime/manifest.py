@@ -303,9 +303,9 @@ def refuse_other_configuration(
 ) -> None:
     """Raises FolderRefused if the folder holds a run with another configuration.
 
-    It imports no PyTorch and reads two small files, so `treetune check` and the beginning of a start can call
-    it. The path of the start model isn't compared: another folder may hold the same model, which only
-    `begin_or_resume` finds out.
+    It imports no PyTorch, reads two small files, and looks whether the folder has any work, so `treetune
+    check` and the beginning of a start can call it. The path of the start model isn't compared: another
+    folder may hold the same model, which only `begin_or_resume` finds out.
 
     Args:
         directory: The experiment's folder.
@@ -341,7 +341,10 @@ def refuse_changed_settings(
             changed.append(difference)
     name = json.dumps(f"{config.experiment_name}_2", ensure_ascii=False)
     another_name = override_option(("experiment_name",), name)
-    remedy = f" It was not changed: give this one another name ({another_name}), or move that one away"
+    remedy = (
+        f" The run in that folder was not changed: give this experiment another name ({another_name}), or"
+        " move the folder away"
+    )
     unchangeable = [difference for difference in changed if not difference.changeable]
     if unchangeable:
         raise FolderRefused(

@@ -232,16 +232,17 @@ class Record:
     def before_training(self, iteration: int) -> Iterator[None]:
         """Ends the run before an iteration's training if a signal asks for the end. Collective.
 
-        The caller samples the iteration's answers within the block. Nothing is lost if the run ends in or
-        after the block: the samples are on disk, and the weights, which are still those that the iteration
-        began with, are written into a checkpoint.
+        The caller samples the iteration's answers within the block. A single rank without `overlap` stops
+        within the block, as soon as the signal comes. All other runs stop at the end of the block: several
+        ranks have to stop at the same point, and with an `overlap`, a second thread samples while the first
+        one trains. Nothing is lost then: the samples are on disk, and the weights, which are still those that
+        the iteration began with, are written into a checkpoint.
 
-        A single rank without `overlap` stops within the block, as soon as the signal comes. All other runs
-        stop at the end of the block: several ranks have to stop at the same point, and with an `overlap`, a
-        second thread samples while the first one trains.
+        A signal that doesn't wait (`GracefulStop`) ends the runs that can't stop within the block at once,
+        and without a checkpoint.
 
         Raises:
-            Stopped: A signal asked for the end, and the checkpoint is written.
+            Stopped: A signal asked for the end.
         """
         session, stop = self._session, self._stop
         self._expect_boundary(

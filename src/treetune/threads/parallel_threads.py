@@ -45,7 +45,7 @@ from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.single_turn import sample_each_in_one_turn
 from treetune.seeds import derive_seed
 from treetune.tasks.base import Task
-from treetune.tasks.mixed import parts_of, task_of
+from treetune.tasks.mixed import MixedTask, task_of
 from treetune.threads.fork_join import (
     EVENTS,
     ForkJoin,
@@ -133,7 +133,7 @@ class ParallelThreads(GrowingRollout):
     def _check_stop_strings(self, task: Task) -> Iterable[Finding]:
         """Yields a warning if a domain of a mixture has stop strings: an answer with threads ignores them."""
         stop_strings: set[str] = set()
-        for domain_task in parts_of(task):
+        for domain_task in task.parts() if isinstance(task, MixedTask) else ():
             stop_strings.update(domain_task.adjust_sampling(self.sampling).stop)
         if stop_strings:
             yield Finding(

@@ -264,6 +264,12 @@ def test_a_result_of_another_python_that_is_no_json_is_an_error_with_its_reason(
             grader.grade("4", PROBLEM)
 
 
+def test_an_object_with_other_fields_than_a_grade_is_an_error_that_says_so(other_python: str) -> None:
+    grader = FunctionGrader(path="foreign_rewards.py:with_other_fields", python=other_python)
+    with pytest.raises(RuntimeError, match=r"an object that isn't a Grade: .*points"):
+        grader.grade("4", PROBLEM)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

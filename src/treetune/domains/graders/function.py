@@ -137,8 +137,8 @@ class FunctionGrader(Grader):
         return Grade(reward=sum(rewards), outcome="ok", numbers=numbers, step_rewards=tuple(rewards))
 
     def _ask_other_python(self, response: str, row: Mapping[str, Any]) -> Any:
-        """Grades an answer in the process of `python`. Raises RuntimeError if the function raised or returned
-        a `Grade` that is no JSON, or if the process has ended."""
+        """Grades an answer in the process of `python`. Raises RuntimeError if the function raised, if it
+        returned something that can't be written as JSON or read as a `Grade`, or if the process has ended."""
         process = _start_python(self.python, self.path)
         assert process.stdin is not None and process.stdout is not None
         request = json.dumps([response, row, self.arguments])
@@ -155,7 +155,10 @@ class FunctionGrader(Grader):
         if isinstance(reply, str):  # the error that the function raised
             raise RuntimeError(reply)
         if isinstance(reply, dict):  # the fields of a `Grade`
-            return Grade(**{**reply, "step_rewards": tuple(reply.get("step_rewards", ()))})
+            try:
+                return Grade(**{**reply, "step_rewards": tuple(reply.get("step_rewards", ()))})
+            except TypeError as error:  # the object has other fields than a `Grade`
+                raise RuntimeError(f"{self.path} returned an object that isn't a Grade: {error}") from error
         return reply
 
 

@@ -157,8 +157,8 @@ def _fill_asked_cells(
 
     Example: a question gives the houses 1 and 2, and asks for their pets. The gold has the rows ``1, cat``
     and ``2, dog``. For the answer ``[["house 2", "fox"], ["house 1", "cat"]]``, the result is ``[["cat"],
-    ["fox"]]``. A row of the result is empty if no row of the answer is about this house, or if several are.
-    The answer has at most as many rows as the gold.
+    ["fox"]]``. A row of the result is empty if no row of the answer has the given cells of the gold's row, or
+    if several rows have them. The answer has at most as many rows as the gold.
 
     Args:
         table: The table of the answer.

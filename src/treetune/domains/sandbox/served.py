@@ -264,7 +264,7 @@ class LibraryScorer:
 @lru_cache(maxsize=8)
 def shared_scorer(sandbox: Sandbox, limits: ProgramLimits, score_module: str, package: str) -> LibraryScorer:
     """Makes a scorer, which ends with this process. Later calls with the same settings return the same scorer
-    from the cache."""
+    from the cache, which holds the eight newest ones."""
     new_scorer = LibraryScorer(sandbox, limits, score_module, package)
     atexit.register(new_scorer.close)
     return new_scorer

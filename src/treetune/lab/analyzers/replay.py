@@ -483,6 +483,11 @@ def _train_and_compare(
         # The run, too, reset policy and optimiser to the start model before this iteration. `restart` doesn't
         # train the episodes: before the reset, it scores them with the policy that sampled them, for metrics.
         has_sampling_policy = state is not None or can_read_weights
+        if not has_sampling_policy:
+            session.console.say(
+                "the policy that sampled these answers can't be read, since its adapters were deleted with"
+                " the trainer's state: train/kl and engine/logprob_gap_* are those of the start model"
+            )
         metrics_of_abandoned = trainer.restart(episodes if has_sampling_policy else ())
 
     # Train.

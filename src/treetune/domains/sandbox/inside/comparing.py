@@ -416,8 +416,8 @@ class _Body:
         if node.attr in _CHANGING_METHODS:
             self._give_up(node, "may be called by others")
         if isinstance(node.value, ast.Name) and node.value.id == self._self_name and self._owner is not None:
-            # An attribute of `self` is read, and not called. A method would thus be passed on, and a property
-            # would run its function.
+            # This code reads an attribute of `self` without calling it. If the attribute is a method, it is
+            # passed on; if it is a property, its function runs.
             value = inspect.getattr_static(self._owner, node.attr, None)
             if callable(value) or isinstance(value, (staticmethod, classmethod, property)):
                 self._give_up(node, "may be called by others")
