@@ -293,6 +293,12 @@ async def _await_result(result: Any) -> Any:
     return await result
 
 
+def _is_grade(result: Any) -> bool:
+    """Returns whether a function returned a `Grade`. This file can't import its class: it also runs in
+    Pythons without treetune."""
+    return hasattr(result, "outcome")
+
+
 def grade_answer(
     function: Any, name: str, response: str, row: GradedRow, arguments: Mapping[str, Any]
 ) -> Any:
@@ -327,8 +333,7 @@ def grade_answer(
     else:
         in_order, by_name = call_arguments(inspect.signature(function).parameters, response, row, state)
         result = function(*in_order, **by_name, **arguments)
-        is_grade = hasattr(result, "outcome")  # this file can't import the class `Grade`
-        if is_grade:
+        if _is_grade(result):
             return result
         rewards, numbers = read_rewards(result, name, len(steps))
         has_rewards = bool(rewards)
@@ -395,8 +400,7 @@ def main() -> None:
         response, row, arguments = json.loads(line)
         try:
             result = grade_answer(function, path, response, row, arguments)
-            is_grade = hasattr(result, "outcome")  # this file can't import the class `Grade`
-            reply = json.dumps(vars(result) if is_grade else result)
+            reply = json.dumps(vars(result) if _is_grade(result) else result)
         except (Exception, SystemExit) as error:
             reply = json.dumps(f"{type(error).__name__}: {error}")
         print(reply, file=answers, flush=True)

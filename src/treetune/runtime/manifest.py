@@ -107,7 +107,7 @@ def _resume(
             " name (APP_EXPERIMENT_NAME), or set changed_inputs to 'accept' to resume with the present inputs"
         )
     changed_files = find_changed_code(manifest)
-    last_entry = _entries_of(manifest)[-1]
+    last_entry = entries_of_starts(manifest)[-1]
     bit_changes = describe_different_bits(last_entry.get("bits_rest_on", {}), bits_now)
 
     # Write it down.
@@ -219,14 +219,14 @@ def read_config(path: Path) -> dict[str, Any]:
     manifest = read_manifest(ExperimentDirectory(path))
     # A start that changes the configuration adds the new hash to the manifest before it writes the
     # configuration. If it is killed in between, the stored configuration still has an earlier hash.
-    hashes = [entry["config"] for entry in _entries_of(manifest) if "config" in entry]
+    hashes = [entry["config"] for entry in entries_of_starts(manifest) if "config" in entry]
     # Manifests of earlier versions have no `config_is_sealed`, and their hashes aren't checked.
     if manifest.get("config_is_sealed") and config_hash(config) not in hashes:
         raise Damaged(f"{path / CONFIG} is damaged (the manifest has other hashes): {remedy}")
     return config
 
 
-def _entries_of(manifest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def entries_of_starts(manifest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Returns the entry of the run's start, which is the manifest itself, and those of each start that
     resumed the run with changes."""
     return [manifest, *manifest.get("continued", ())]
@@ -243,7 +243,7 @@ def list_resumes(manifest: Mapping[str, Any]) -> list[tuple[int, list[str]]]:
         return entry.get(key) or {}  # earlier versions wrote fewer keys
 
     resumes = []
-    for earlier, entry in pairwise(_entries_of(manifest)):
+    for earlier, entry in pairwise(entries_of_starts(manifest)):
         changes = list(read(entry, "changed").values())
         changes += describe_different_bits(read(earlier, "bits_rest_on"), read(entry, "bits_rest_on"))
         changes += _describe_different_digests(read(earlier, "inputs"), read(entry, "inputs"))
@@ -261,7 +261,7 @@ def find_changed_code(manifest: Mapping[str, Any]) -> dict[str, str]:
     Example: ``{"reward": "reward.py"}``, with each module's file.
     """
     hashes_before: Mapping[str, str] = {}
-    for entry in _entries_of(manifest):
+    for entry in entries_of_starts(manifest):
         if "own_modules" in entry:
             hashes_before = entry["own_modules"]
     changed_files = {}
@@ -384,7 +384,7 @@ def inputs_of(config: PolicyIteration) -> dict[str, Any]:
 
 def newest_inputs(manifest: Mapping[str, Any]) -> dict[str, Any] | None:
     """Returns the newest digests of a run's inputs (`inputs_of`); None if its manifest has none."""
-    inputs = [entry["inputs"] for entry in _entries_of(manifest) if "inputs" in entry]
+    inputs = [entry["inputs"] for entry in entries_of_starts(manifest) if "inputs" in entry]
     return inputs[-1] if inputs else None
 
 

@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from treetune.runtime.console import format_duration
 from treetune.runtime.directory import SAMPLED_TOKENS, VALUE_TOKENS
+from treetune.runtime.manifest import entries_of_starts
 from treetune.view.charts import N_COLOURS, BetterDirection, Chart, Series, format_number
 from treetune.view.curves import (
     X_AXES,
@@ -409,8 +410,8 @@ def _find_parent(view: PageRequest, experiment: StoredExperiment) -> Run | None:
         except (ValueError, OSError):  # the run can't be read; the list of experiments says why
             continue
         # Each start that changed the run's configuration has an entry with its hash.
-        entries = [manifest, *manifest.get("continued", ())]
-        if any(entry.get("config") == experiment.forked["config"] for entry in entries):
+        hashes = [entry.get("config") for entry in entries_of_starts(manifest)]
+        if experiment.forked["config"] in hashes:
             return run
     return None
 
