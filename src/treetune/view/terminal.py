@@ -374,10 +374,14 @@ def _draw_chart(chart: Chart, width: int, braille: bool) -> Group:
         if curve:
             drawn_curves.append(curve)
     has_several_curves = len(chart.series) > 1
-    # After its colon, the title of several curves says which of them is dashed. That is left out, because
-    # curves of characters have no dashes.
-    title = line_of(chart.title.partition(":")[0] if has_several_curves else chart.title, "bold")
-    title.append(f"  {BETTER_TEXTS[chart.better]}" if chart.better else "", style="dim")
+    title_text = chart.title
+    if has_several_curves:
+        # After its colon, the title says which of the curves is dashed. That is left out, because curves of
+        # characters have no dashes.
+        title_text = title_text.partition(":")[0]
+    title = line_of(title_text, "bold")
+    if chart.better:
+        title.append(f"  {BETTER_TEXTS[chart.better]}", style="dim")
     if not drawn_curves:
         return Group(title, Text("no finite values yet", style="dim"))
     first_x = min(curve[0][0] for curve in drawn_curves)

@@ -197,7 +197,9 @@ class CreditService(AbstractContextManager["CreditService"]):
 
     def close(self) -> None:
         """Ends the graders' processes, and the engine if this object has opened it. May be called twice."""
-        with ExitStack() as stack:  # closes the engine, even if closing a grader's processes fails
+        # The stack calls what was added last first: the graders end before the engine. It also closes the
+        # engine if closing a grader fails.
+        with ExitStack() as stack:
             if self._opened is not None:
                 stack.callback(self._opened.close)
                 self._opened = None
